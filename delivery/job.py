@@ -13,13 +13,13 @@ import logging
 import threading
 from collections.abc import Collection
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.stages.checkpoint import lock
 from delivery.stages.kafka import topics
 from delivery.stages.lanes import lane_context, session, supervisor, watching
 from delivery.stages.lanes.network_outage import Network
-from delivery.stages.realtime import lane as realtime_lane
-from delivery.stages.registry import endpoint_disabler, sources
+from delivery.stages.realtime import realtime_query as realtime_lane
+from delivery.stages.registry import endpoint_disabler, registry_sources
 from delivery.stages.scaling import controller, executors
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ def run(
     """Run lanes `names` (None: those of the settings) until `stop`; `once`: until all records now in Kafka are handled."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
-    worker_plans.warn_of_open_guard(config.delivery)
-    registry = sources.source(config, stop)
+    plan_builder.warn_of_open_guard(config.delivery)
+    registry = registry_sources.source(config, stop)
     watches = watching.begin(config, names, (checkpoint.pause_reason, network.pause_reason, registry.pause_reason), stop)
     topics.prepare(config)
     with checkpoint.acquired(stop) as is_held:

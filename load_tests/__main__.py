@@ -16,11 +16,12 @@ from load_tests.curves import cli as curves_cli
 from load_tests.harness import machine_speed, stage, stopping
 from load_tests.options import Folder, JsonFile, Replaced
 from load_tests.polls import flood
-from load_tests.scaling import plots
-from load_tests.scaling import scenario as scaling_scenario
+from load_tests.scaling import scaling_plots
+from load_tests.scaling import simulated_days as scaling_scenario
 from load_tests.scenarios import away as away_scenario
 from load_tests.scenarios import batch as batch_scenario
 from load_tests.scenarios import beside as beside_scenario
+from load_tests.scenarios import comparison as rival_scenario
 from load_tests.scenarios import crash as crash_scenario
 from load_tests.scenarios import direct as direct_scenario
 from load_tests.scenarios import isolation as isolation_scenario
@@ -29,7 +30,6 @@ from load_tests.scenarios import mission as mission_scenario
 from load_tests.scenarios import overload as overload_scenario
 from load_tests.scenarios import pending as pending_scenario
 from load_tests.scenarios import retries as retries_scenario
-from load_tests.scenarios import rival as rival_scenario
 from load_tests.scenarios.at_scale import command as at_scale_command
 
 S = TypeVar("S")
@@ -335,7 +335,7 @@ def scaling(
     """Simulate days of load with tenfold spikes: measure executor hours and waiting times when executors follow the load."""
     figures = scaling_scenario.run(scaling_scenario.ScalingScenario(base_per_s=base_per_s, days=days, seed=seed))
     if plot is not None:
-        plots.draw(figures, plot)
+        scaling_plots.draw(figures, plot)
     if json_file is not None:
         json_file.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
     del figures["shown"]

@@ -14,8 +14,8 @@ import pytest
 from xdist.scheduler import loadscope
 
 from fanout.jvm import jars as local_jars
-from fanout.local import kafka as local_kafka
-from fanout.local import postgres as local_postgres
+from fanout.local import kafka_server as local_kafka
+from fanout.local import postgres_server as local_postgres
 from tests.support import databases
 
 ONE_JOB = (

@@ -1,6 +1,6 @@
 """Define all settings: each area's names, defaults, bounds and meanings.
 
-`delivery.config.loader` reads the settings at the start. Executors never get all settings, only small frozen values
+`delivery.config.settings_loader` reads the settings at the start. Executors never get all settings, only small frozen values
 made from the settings. Executors that look up the registry themselves also get the areas `database` and `keys`.
 docs/configuration.md is generated from the docstrings in this file.
 """

@@ -216,7 +216,7 @@ ARCHIVE_LEFT_OUT = Counter(
     ["reason"],
 )
 ARCHIVE_REDRIVEN = Counter("fanout_archive_redriven", "Dead letters of the archive that were enqueued for redelivery.")
-ARCHIVE_TOLD = Counter("fanout_archive_told", "Operational events that `fanout archive` has published.")
+ARCHIVE_NOTIFICATIONS = Counter("fanout_archive_told", "Operational events that `fanout archive` has published.")
 ARCHIVE_QUOTAS = Gauge(
     "fanout_archive_quotas_reached",
     "Customers, or tenants, that have reached a quota: endpoints, subscriptions, consumers, dead_letters or events_per_day.",
@@ -263,7 +263,7 @@ REALTIME_RESTARTS = Counter(
 )
 
 
-def add_counters(lane: str, tally: Counters) -> None:
+def add_counters(lane: str, counters: Counters) -> None:
     """Add to the metrics the counters that a lane's workers have sent to the driver.
 
     Two numbers replace the metric's value: requests in flight, and the difference of the clocks. The workers' CPU time is added
@@ -271,24 +271,24 @@ def add_counters(lane: str, tally: Counters) -> None:
     """
     for kind in OutcomeKind:
         DELIVERIES.labels(lane, kind.value, NONE)  # starts at zero, so that the first delivery counts as an increase
-    for (outcome, reason), count in tally.deliveries.items():
+    for (outcome, reason), count in counters.deliveries.items():
         DELIVERIES.labels(lane, outcome, reason).inc(count)
-    for reason, count in tally.rejected.items():
+    for reason, count in counters.rejected.items():
         REJECTED.labels(lane, reason).inc(count)
-    for reason, count in tally.batches.items():
+    for reason, count in counters.batches.items():
         BATCHES.labels(lane, reason).inc(count)
-    for error_class, count in tally.attempts.items():
+    for error_class, count in counters.attempts.items():
         ATTEMPTS.labels(lane, error_class).inc(count)
-    RETRIES.labels(lane).inc(tally.retries)
-    LATENCY_SECONDS.add(lane, tally.latencies, tally.latency_sum_s)
-    IN_FLIGHT_PEAK.labels(lane).set(tally.most_in_flight)
-    CPU_SECONDS.labels("workers").inc(tally.cpu_s)
-    WAITED_FOR_HOSTS.labels(lane).inc(tally.waited_for_hosts)
-    REUSED_IDS.labels(lane).inc(tally.reused_ids)
-    INVALID_TIMES.labels(lane).inc(tally.invalid_times)
-    TAKEN_APART.labels(lane).inc(tally.taken_apart)
-    CLOCK_AHEAD_SECONDS.labels(lane).set(tally.clock_ahead_s)
-    OWN_DELAY_SECONDS.labels(lane).inc(tally.own_delay_s)
+    RETRIES.labels(lane).inc(counters.retries)
+    LATENCY_SECONDS.add(lane, counters.latencies, counters.latency_sum_s)
+    IN_FLIGHT_PEAK.labels(lane).set(counters.most_in_flight)
+    CPU_SECONDS.labels("workers").inc(counters.cpu_s)
+    WAITED_FOR_HOSTS.labels(lane).inc(counters.waited_for_hosts)
+    REUSED_IDS.labels(lane).inc(counters.reused_ids)
+    INVALID_TIMES.labels(lane).inc(counters.invalid_times)
+    TAKEN_APART.labels(lane).inc(counters.taken_apart)
+    CLOCK_AHEAD_SECONDS.labels(lane).set(counters.clock_ahead_s)
+    OWN_DELAY_SECONDS.labels(lane).inc(counters.own_delay_s)
 
 
 def declared() -> dict[str, str]:

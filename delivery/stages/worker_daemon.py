@@ -26,7 +26,7 @@ LOADED = (
     "delivery.stages.tasks.deliver_retries",
     "delivery.stages.tasks.drain",
     "delivery.stages.tasks.retry_shard",
-    "delivery.stages.tasks.route",
+    "delivery.stages.tasks.collect_segments",
 )
 """Modules that tasks need, with all that they import. pandas is not among them: only the workers with state need it, and it
 takes a second of CPU and 45 MB."""

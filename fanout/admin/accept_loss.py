@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from delivery.config import settings, topic_pattern
 from delivery.stages.checkpoint import lock, losses, offset_log, paused_topics
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 from delivery.stages.lanes import session
 from fanout.kafka import topic_scanner
-from subscriptions_db.postgres import audit, connect
+from subscriptions_db.postgres import audit_entries, connect
 
 
 class Accepted(NamedTuple):
@@ -59,7 +59,7 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
         found, moves = _examine(config, spark, lanes)
         if moves and not is_dry:
             with connect.connect(config.database) as connection, connect.translated_errors():
-                audit.note_many(connection, list(map(_entry, found)))
+                audit_entries.note_many(connection, list(map(_entry, found)))
             for move in moves:
                 move.checkpoint.move(move.positions, functools.partial(losses.clamped, held=move.held))
         return found
@@ -90,9 +90,11 @@ def _event_topics(config: settings.Settings, scanner: topic_scanner.Scanner, lan
     found = [name for name in scanner.names() if topic_pattern.matches(config.source.topic_pattern, name)]
     if lane == "batch":
         return found
-    return [name for name in found if source.is_realtime(config.source, name) is (lane == "realtime")]
+    return [name for name in found if topic_source.is_realtime(config.source, name) is (lane == "realtime")]
 
 
 def _entry(accepted: Accepted) -> dict[str, Any]:
     place = f"{accepted.loss.topic}:{accepted.loss.partition}"
-    return audit.entry(audit.COMMAND, "accept-loss", "partition", place, customer_id=None, after=accepted.document())
+    return audit_entries.entry(
+        audit_entries.COMMAND, "accept-loss", "partition", place, customer_id=None, after=accepted.document()
+    )

@@ -18,7 +18,7 @@ import msgspec
 from confluent_kafka import KafkaException
 
 from delivery import errors
-from delivery.config import kafka_clients, settings, topic_pattern, worker_plans
+from delivery.config import kafka_clients, plan_builder, settings, topic_pattern
 from delivery.stages import local_address
 from delivery.stages.checkpoint import object_store
 from delivery.stages.kafka import topics
@@ -161,7 +161,7 @@ def _topics(config: settings.Settings) -> str:
 
 
 def _schema_registry(config: settings.Settings) -> str:
-    formats = worker_plans.formats_of(config.schema_registry)
+    formats = plan_builder.formats_of(config.schema_registry)
     if formats is None:
         return "none, because schema_registry.topic_pattern is empty"
     registry_client.RegistryClient(formats.access).require_answer()
@@ -182,7 +182,7 @@ def _postgres(config: settings.Settings) -> str:
 def _registry(config: settings.Settings) -> str:
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
-        read = registry_reader.read_full(connection, ring, worker_plans.guard_of(config.delivery))
+        read = registry_reader.read_full(connection, ring, plan_builder.guard_of(config.delivery))
         other_keys = sorted(keyring.ids_in_use(connection) - {ring.active})
     if faults := read.quarantined():
         more = [f"… and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
@@ -282,5 +282,5 @@ def _with_next_step(reason: str) -> str:
 
 
 def _guard(config: settings.Settings) -> str:
-    opened = worker_plans.opened_for_development(config.delivery)
+    opened = plan_builder.opened_for_development(config.delivery)
     return f"OPEN for development, never in production: {opened}" if opened else "public https addresses only"

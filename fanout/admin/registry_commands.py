@@ -19,14 +19,14 @@ import rich.console
 import rich.markup
 
 from delivery import errors
-from delivery.config import settings, topic_pattern, worker_plans
+from delivery.config import plan_builder, settings, topic_pattern
 from delivery.registry_model import SignatureScheme
 from delivery.stages.kafka import topics
 from delivery.webhooks.http import guard, transport
 from delivery.webhooks.sending import handshake
 from fanout.terminal import times
 from subscriptions_db.manifest import manifest, yaml_document
-from subscriptions_db.postgres import audit, connect, migrate
+from subscriptions_db.postgres import audit_entries, connect, migrate
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import apply, endpoint_status, receiver_permission, registered_rows, rotation
 from subscriptions_db.secrets import keyring
@@ -96,7 +96,7 @@ def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: 
         raise errors.RegistrationError(str(file), f"cannot be read ({exc.strerror}): name a readable file") from exc
     document = yaml_document.read(text, str(file))
     with document.naming_lines(str(file)):
-        wanted = manifest.check(document.value, worker_plans.guard_of(config.delivery))
+        wanted = manifest.check(document.value, plan_builder.guard_of(config.delivery))
         ring = keyring.KeyRing.from_settings(config.keys)
         known = known_types(config) if wanted.subscriptions else ()
         with connect.connect(config.database) as connection:
@@ -145,10 +145,12 @@ def delete_endpoints(config: settings.Settings, endpoint_ids: list[str]) -> None
             rows = registered_rows.rows_of(connection, {"endpoint": endpoint_ids})["endpoint"]
             connection.execute(query("delete_endpoints"), {"ids": list(rows)})
             entries = [
-                audit.entry(audit.COMMAND, "delete", "endpoint", row_id, customer_id=row["customer"], before=row)
+                audit_entries.entry(
+                    audit_entries.COMMAND, "delete", "endpoint", row_id, customer_id=row["customer"], before=row
+                )
                 for row_id, row in rows.items()
             ]
-            audit.note_many(connection, entries)
+            audit_entries.note_many(connection, entries)
 
 
 def _require_usable(connection: connect.Connection, ring: keyring.KeyRing) -> None:
@@ -306,7 +308,7 @@ def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
     Raise RegistrationError if there is no such endpoint, if it needs no permission or cannot be used, or if
     `delivery.webhook_origin` is empty.
     """
-    ring, address_guard = keyring.KeyRing.from_settings(config.keys), worker_plans.guard_of(config.delivery)
+    ring, address_guard = keyring.KeyRing.from_settings(config.keys), plan_builder.guard_of(config.delivery)
     with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
         row = registered_rows.rows_of(connection, {"endpoint": [endpoint_id]})["endpoint"].get(endpoint_id)
@@ -324,7 +326,7 @@ def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
                 "endpoint"
             ].values():  # empty if the endpoint was deleted meanwhile
                 entry = {"customer_id": after["customer"], "after": receiver_permission.audit_fields(reply, after)}
-                audit.note(connection, audit.COMMAND, "validate", "endpoint", endpoint_id, **entry)
+                audit_entries.note(connection, audit_entries.COMMAND, "validate", "endpoint", endpoint_id, **entry)
             return reply
 
 

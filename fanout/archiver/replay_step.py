@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import confluent_kafka
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.model import Record
 from delivery.observability import metrics
 from delivery.registry_model import Endpoint, EndpointId, EndpointStatus, SubscriptionId
@@ -47,8 +47,8 @@ class Replayer:
 
     def __init__(self, config: settings.Settings) -> None:
         self._config = config
-        self._layout = worker_plans.layout_of(config)
-        self._formats = decoder.decoder_of(worker_plans.formats_of(config.schema_registry), self._layout)
+        self._layout = plan_builder.layout_of(config)
+        self._formats = decoder.decoder_of(plan_builder.formats_of(config.schema_registry), self._layout)
         self._scanner: topic_scanner.Scanner | None = None
         self._publisher: publishing.Publisher | None = None
         self._routes: tuple[tuple[str, int], replay_plan.Routes | None] | None = None

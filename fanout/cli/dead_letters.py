@@ -45,11 +45,11 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, the newest first."""
-    from fanout.redrive import dead_letters  # noqa: PLC0415
+    from fanout.redrive import dead_letter_search  # noqa: PLC0415
 
     wanted = selection.Selection.from_options(endpoint_id, event_type, tenant_id, reason, since=since, until=until)
-    with dead_letters.reading(commands.settings_of(context), commands.progress) as reader:
-        found = dead_letters.find(reader, wanted, limit)
+    with dead_letter_search.reading(commands.settings_of(context), commands.progress) as reader:
+        found = dead_letter_search.find(reader, wanted, limit)
     rows, table = [letter.summary() for letter in found], [letter.row() for letter in found]
     listing.show(rows, kind="dead-letter", key="letter", form=output, as_json=as_json, table=table)
 
@@ -87,14 +87,14 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter: its event, its payload and its attempts."""
-    from fanout.redrive import dead_letters  # noqa: PLC0415
+    from fanout.redrive import dead_letter_search  # noqa: PLC0415
 
-    with dead_letters.reading(commands.settings_of(context), commands.progress) as reader:
-        found = dead_letters.get(reader, listing.id_of(letter, "dead-letter"))
+    with dead_letter_search.reading(commands.settings_of(context), commands.progress) as reader:
+        found = dead_letter_search.get(reader, listing.id_of(letter, "dead-letter"))
     if as_json:
         commands.print_json(found.document())
     else:
-        dead_letters.show(commands.console, found)
+        dead_letter_search.show(commands.console, found)
 
 
 @app.command()
@@ -113,16 +113,16 @@ def export(
 
     On standard output, control characters in texts become JSON escapes.
     """
-    from fanout.redrive import dead_letters  # noqa: PLC0415
+    from fanout.redrive import dead_letter_search  # noqa: PLC0415
 
     wanted = selection.Selection.from_options(endpoint_id, event_type, tenant_id, reason, since=since, until=until)
-    with dead_letters.reading(commands.settings_of(context), commands.progress) as reader:
+    with dead_letter_search.reading(commands.settings_of(context), commands.progress) as reader:
         if str(file) == "-":
-            dead_letters.export(reader, wanted, commands.JsonLines(), limit)
+            dead_letter_search.export(reader, wanted, commands.JsonLines(), limit)
             return
         try:
             with file.open("wb") as to:
-                count = dead_letters.export(reader, wanted, to, limit)
+                count = dead_letter_search.export(reader, wanted, to, limit)
         except OSError as exc:
             raise errors.SettingsError(
                 f"{file} cannot be written ({exc.strerror}). The export stopped, and the file may be incomplete: name another"
@@ -151,7 +151,7 @@ def redrive(
     The command writes the dead letters to the retries topic, and the retry lane of the job delivers them. A dead letter that
     was redriven before is left out, unless its delivery was given up again since.
     """
-    from fanout.redrive import dead_letters  # noqa: PLC0415
+    from fanout.redrive import dead_letter_search  # noqa: PLC0415
 
     wanted = selection.Selection.from_options(endpoint_id, event_type, tenant_id, reason, since=since, until=until)
     if wanted.is_everything and not everything:
@@ -160,8 +160,8 @@ def redrive(
             "add --endpoint, --type, --tenant, --reason, --since or --until; or --all for all of them"
         )
     config = commands.settings_of(context)
-    with dead_letters.reading(config, commands.progress) as reader:
-        summary = dead_letters.redrive(config, reader, wanted, limit=limit, dry_run=dry_run)
+    with dead_letter_search.reading(config, commands.progress) as reader:
+        summary = dead_letter_search.redrive(config, reader, wanted, limit=limit, dry_run=dry_run)
     if as_json:
         commands.print_json(summary.document() | {"dry_run": dry_run})
         return

@@ -11,7 +11,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from delivery.config import loader
+from delivery.config import settings_loader
 from fanout.terminal import commands
 from fanout.terminal.commands import AsJson, console
 
@@ -30,7 +30,11 @@ def up(
         stack.write_local_settings(root, running)
         console.print(f"Postgres  {running.postgres.url}\nKafka     {running.kafka.bootstrap_servers}")
         file = root / "local.toml"
-        use = "read by every command started in this folder" if file == loader.LOCAL_FILE else f"use it by --config {file}"
+        use = (
+            "read by every command started in this folder"
+            if file == settings_loader.LOCAL_FILE
+            else f"use it by --config {file}"
+        )
         console.print(f"Settings  {file} ({use})\nCtrl-C stops both.")
         commands.stop_event().wait()
 

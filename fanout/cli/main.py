@@ -170,7 +170,7 @@ def accept_loss(
 ) -> None:
     """Show records that Kafka deleted before the job read them. With --yes, the job skips these records. Stop the job first."""
     from delivery import job  # noqa: PLC0415  # importing pyspark takes a second
-    from delivery.stages.realtime import lane as realtime_lane  # noqa: PLC0415
+    from delivery.stages.realtime import realtime_query as realtime_lane  # noqa: PLC0415
     from fanout.admin import accept_loss  # noqa: PLC0415
     from fanout.jvm import libraries  # noqa: PLC0415
 
@@ -227,9 +227,9 @@ def archive(
 
     SIGTERM and Ctrl-C stop the command between two writes.
     """
-    from fanout.archiver import process  # noqa: PLC0415
+    from fanout.archiver import main_loop  # noqa: PLC0415
 
-    process.run(_settings(context), stop=commands.stop_event(), once=once)
+    main_loop.run(_settings(context), stop=commands.stop_event(), once=once)
 
 
 @app.command()
@@ -249,7 +249,7 @@ def publish(
     A wrong line stops the command: it is not JSON, has no type without --topic, or would be rejected by the job without
     --unchecked. Then no line of a file is published, but the earlier lines of standard input are.
     """
-    from delivery.config import worker_plans  # noqa: PLC0415
+    from delivery.config import plan_builder  # noqa: PLC0415
     from fanout.kafka import publishing  # noqa: PLC0415
 
     config = _settings(context)
@@ -258,7 +258,7 @@ def publish(
         rng = random.Random(seed)  # noqa: S311  # test data, not a secret
         messages = publishing.generated(generate, event_type=event_type, tenants=tenants, source=config.source, rng=rng)
     elif file is not None:
-        layout = None if unchecked else worker_plans.layout_of(config)
+        layout = None if unchecked else plan_builder.layout_of(config)
         if str(file) == "-":
             messages = publishing.from_lines(sys.stdin.buffer, config.source, topic, layout)
         else:  # all lines are checked before the first is published

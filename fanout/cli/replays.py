@@ -14,7 +14,7 @@ from delivery import errors
 from fanout.terminal import commands, listing, times
 from fanout.terminal.commands import AsJson
 from subscriptions_db.api.deliveries import replays
-from subscriptions_db.postgres import audit, connect, migrate
+from subscriptions_db.postgres import audit_entries, connect, migrate
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.replays import requests
 
@@ -69,8 +69,14 @@ def ask(
                 )
             row = _row(made)
             fields = {name: row[name] for name in ("endpoint", "since", "until", "event_types") if row[name] is not None}
-            audit.note(
-                connection, audit.COMMAND, "create", "replay", made.replay_id, customer_id=made.customer_id, after=fields
+            audit_entries.note(
+                connection,
+                audit_entries.COMMAND,
+                "create",
+                "replay",
+                made.replay_id,
+                customer_id=made.customer_id,
+                after=fields,
             )
     if as_json:
         commands.print_json(row)
@@ -101,8 +107,8 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
                 raise errors.RegistrationError(
                     replay_id, f"is {before.state} already, so there is nothing to cancel, and nothing was changed"
                 )
-            audit.note(
-                connection, audit.COMMAND, "cancel", "replay", replay_id, customer_id=before.customer_id,
+            audit_entries.note(
+                connection, audit_entries.COMMAND, "cancel", "replay", replay_id, customer_id=before.customer_id,
                 before={"state": before.state}, after={"state": requests.ReplayState.CANCELLED},
             )  # fmt: skip
         row = _row(_found(connection, replay_id))

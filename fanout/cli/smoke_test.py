@@ -29,9 +29,9 @@ def smoke_test(
 
     The tenant, the customer and the topic of the test stay. The login in database.url needs the right to register.
     """
-    from fanout.admin import smoke_testing  # noqa: PLC0415
+    from fanout.admin import smoke_run  # noqa: PLC0415
 
-    result = smoke_testing.run(
+    result = smoke_run.run(
         commands.settings_of(context), host=host, port=port, endpoint_url=endpoint_url, timeout_s=timeout, sleep=time.sleep
     )
     if as_json:

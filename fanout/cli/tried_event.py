@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.model import Event, Record
 from delivery.webhooks.events import parsing
 
@@ -50,7 +50,7 @@ def read(config: settings.Settings, text: str, tried: str) -> Event:
         topic=config.source.topic_prefix + "tried", partition=0, offset=0, appended_at_ms=0, value=value, headers=headers
     )
     try:
-        return parsing.parse(record, worker_plans.layout_of(config))
+        return parsing.parse(record, plan_builder.layout_of(config))
     except errors.EventRejected as exc:
         raise errors.RegistrationError(
             "--event",

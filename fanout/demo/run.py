@@ -20,14 +20,14 @@ import rich.console
 import rich.progress
 
 from delivery import errors
-from delivery.config import loader, settings, worker_plans
+from delivery.config import plan_builder, settings, settings_loader
 from delivery.stages.kafka import topics
 from delivery.webhooks.results.log_entries import Due
 from fanout.admin import registry_commands
 from fanout.demo import expected_account, over_http, report, scenario
 from fanout.kafka import places, publishing
 from fanout.local import job as local_job
-from fanout.local import kafka, process, receiver, stack
+from fanout.local import kafka_server, process, receiver, stack
 from fanout.reconcile import accounting, ledger, proving
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect, migrate
@@ -97,7 +97,7 @@ class _Scene:
             )
 
     def register(self, document: dict[str, Any]) -> None:
-        wanted = manifest.check(document, worker_plans.guard_of(self.config.delivery))
+        wanted = manifest.check(document, plan_builder.guard_of(self.config.delivery))
         registry_commands.apply_manifest(self.config, wanted, prune=True)
         with connect.connect(self.config.database) as connection:
             self.history.append((registered_rows.revision(connection), document))
@@ -150,7 +150,7 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
         console.print(f"[bold]2[/] registered {_counts(scene.document)}", markup=True)
         console.print("[bold]3[/] starting fanout run, fanout archive, fanout serve", markup=True)
         with contextlib.closing(scene.reader):
-            port = kafka.free_port()
+            port = kafka_server.free_port()
             admin, poller = over_http.clients(scene.config, scenario.FAILING_CUSTOMER, port)
             with _running(port) as platform:
                 events_ = list(scenario.events(events, random.Random(seed)))  # test data
@@ -202,7 +202,7 @@ def _ended(name: str, started: subprocess.Popen[bytes]) -> str:
 
 def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event, repairs: scenario.Repairs) -> _Scene:
     stack.write_local_settings(ROOT, servers)
-    config = loader.read({}, ROOT / "local.toml", root=ROOT)
+    config = settings_loader.read({}, ROOT / "local.toml", root=ROOT)
     with connect.connect(config.database) as connection:
         migrate.migrate(connection)
     topics.ensure(config.kafka, [scenario.TOPIC_PREFIX + event_type for event_type in scenario.EVENT_TYPES], PARTITIONS)

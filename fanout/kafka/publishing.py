@@ -18,7 +18,7 @@ import confluent_kafka
 import orjson
 
 from delivery import errors
-from delivery.config import kafka_clients, settings, worker_plans
+from delivery.config import kafka_clients, plan_builder, settings
 from delivery.model import Record
 from delivery.stages.kafka import topics
 from delivery.webhooks.events import parsing
@@ -175,7 +175,7 @@ def from_lines(
         except orjson.JSONDecodeError as exc:
             problem = f"is not JSON ({exc.msg} at column {exc.colno}): correct the line. {_STOPPED}"
             raise errors.RegistrationError(f"line {number}", problem) from exc
-        named = topic or parsing.at(document, worker_plans.path_of(source.type_field))
+        named = topic or parsing.at(document, plan_builder.path_of(source.type_field))
         if not named:
             raise errors.RegistrationError(
                 f"line {number}", f"has no {source.type_field!r}: add it, or name a topic with --topic. {_STOPPED}"

@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from delivery.config import kafka_clients, settings
 from fanout.jvm import jars
-from fanout.local import kafka
+from fanout.local import kafka_server
 
 TOPIC = "archived"
 ANSWER_TIMEOUT_S = 60
@@ -22,7 +22,7 @@ STOP_TIMEOUT_S = 120
 
 def main(archive: Path) -> None:
     """Create a topic, write a record and read it in a consumer group. The broker's JVM writes `archive` when it exits."""
-    broker = kafka.EmbeddedKafka(Path.cwd() / "kafka", libraries=jars.ensure(), archive_to=archive)
+    broker = kafka_server.EmbeddedKafka(Path.cwd() / "kafka", libraries=jars.ensure(), archive_to=archive)
     broker.start()
     try:
         _use(broker.bootstrap_servers)

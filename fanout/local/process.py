@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from delivery.config import loader
+from delivery.config import settings_loader
 from fanout.local import guardian
 
 STOP_TIMEOUT_S = 60
@@ -29,7 +29,7 @@ def running(
     `overrides` replace settings (`area.field`). The file `log` in the folder gets the output, without that of earlier runs. The
     end of the context stops the process gracefully, or kills it after STOP_TIMEOUT_S.
     """
-    replaced = {loader.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
+    replaced = {settings_loader.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
     (folder / log).unlink(missing_ok=True)
     command = [sys.executable, "-m", "fanout.cli.main", "--config", "local.toml", *words]
     with running_command(command, folder, log=log, environment=replaced) as started:
@@ -45,7 +45,7 @@ def running_command(
     The process does not inherit settings (variables FANOUT_…) from this process. At the end it gets SIGTERM, and SIGKILL after
     STOP_TIMEOUT_S. Then the `returncode` of the yielded process says how the process ended.
     """
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(loader.PREFIX)}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(settings_loader.PREFIX)}
     with (folder / log).open("ab") as file:
         started = subprocess.Popen(
             command,

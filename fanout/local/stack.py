@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from delivery import errors
 from fanout.jvm import jars
-from fanout.local import kafka, postgres
+from fanout.local import kafka_server, postgres_server
 
 LOCK = "stack.lock"
 """The file whose lock keeps a second stack out of the folder."""
@@ -54,9 +54,9 @@ class Stack:
             if self._is_fresh:
                 _empty(self._root)  # under the lock, so not while another process uses the folder
             if self._kafka_port:
-                kafka.require_free(self._kafka_port, "kafka")
-            self.kafka = kafka.EmbeddedKafka(self._root / "kafka", libraries=jars.ensure(), port=self._kafka_port)
-            self.postgres = postgres.EmbeddedPostgres(self._root / "postgres")
+                kafka_server.require_free(self._kafka_port, "kafka")
+            self.kafka = kafka_server.EmbeddedKafka(self._root / "kafka", libraries=jars.ensure(), port=self._kafka_port)
+            self.postgres = postgres_server.EmbeddedPostgres(self._root / "postgres")
             undo.callback(self.postgres.stop)
             undo.callback(self.kafka.stop)
             with concurrent.futures.ThreadPoolExecutor() as pool:

@@ -19,7 +19,7 @@ import rich.markup
 import rich.table
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.model import Record
 from delivery.webhooks.events import parsing
 from delivery.webhooks.formats import decoder
@@ -93,8 +93,8 @@ class _Reading:
         self.evidence = evidence.Evidence()
         self._config, self._scanner, self._since_ms = config, scanner, since_ms
         self._logged_since_ms = None if since_ms is None else since_ms - MARGIN_MS
-        self._layout = worker_plans.layout_of(config)
-        self._formats = decoder.decoder_of(worker_plans.formats_of(config.schema_registry), self._layout)
+        self._layout = plan_builder.layout_of(config)
+        self._formats = decoder.decoder_of(plan_builder.formats_of(config.schema_registry), self._layout)
         known = scanner.names()
         if config.delivery.attempts_topic not in known:
             raise errors.SettingsError(

@@ -19,7 +19,7 @@ import rich.segment
 import rich.table
 import typer
 
-from delivery.config import loader, settings
+from delivery.config import settings, settings_loader
 from delivery.observability import logs, safe_text
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
@@ -56,7 +56,7 @@ progress = Console(stderr=True)
 
 def settings_of(context: typer.Context) -> settings.Settings:
     """Read the settings of a command, configure logging with them, and return them."""
-    loaded = loader.read(os.environ, context.obj)
+    loaded = settings_loader.read(os.environ, context.obj)
     logs.configure(loaded.logs.level, loaded.logs.format)
     return loaded
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import LiteralString
 
 from load_tests.curves.axes import CurveShape
-from load_tests.curves.population import CUSTOMER, endpoint_id, tenant_id
+from load_tests.curves.shape_registry import CUSTOMER, endpoint_id, tenant_id
 from subscriptions_db.postgres import connect
 
 SEED = 1

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from delivery import errors
-from load_tests.curves import measuring, report, summary
+from load_tests.curves import curve_pages, measuring, summary
 from load_tests.curves.axes import AXES, Axis
 from load_tests.harness import stage
 
@@ -66,8 +66,8 @@ def measure(axes: Sequence[Axis], deliveries: int | None, terms: stage.Terms, fi
             _measure(axis, deliveries or axis.deliveries, terms, keep)
     finally:
         write({**known, **measured}, files)
-        for name, figures in report.drawable(measured).items():
-            for text in report.sentences(figures):
+        for name, figures in curve_pages.drawable(measured).items():
+            for text in curve_pages.sentences(figures):
                 terms.say(f"{name}: {text}")
     return summary.broken(measured)
 
@@ -90,9 +90,9 @@ def write(axes: dict[str, Any], files: Files) -> None:
     """Write the files."""
     _write_json(axes, files)
     if files.html_file is not None:
-        files.html_file.write_text(report.html(axes))
+        files.html_file.write_text(curve_pages.html(axes))
     if files.svg_folder is not None:
-        report.write_folder(axes, files.svg_folder)
+        curve_pages.write_folder(axes, files.svg_folder)
 
 
 def _write_json(axes: dict[str, Any], files: Files) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from delivery import errors
 from load_tests.curves import bulk_load, local_cluster
 from load_tests.curves.axes import Axis
-from load_tests.curves.population import CurvePopulation
+from load_tests.curves.shape_registry import CurvePopulation
 from load_tests.harness import figures, machine_speed, platform, receiver, stage, traffic, usage
 from load_tests.scenarios import direct
 from subscriptions_db.postgres import connect

@@ -19,12 +19,12 @@ import psutil
 from prometheus_client import parser
 
 from delivery import errors
-from delivery.config import loader, worker_plans
+from delivery.config import plan_builder, settings_loader
 from delivery.webhooks.results import rejected_records
 from fanout.admin import registry_commands
 from fanout.kafka import topic_scanner
 from fanout.local import job as local_job
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from fanout.local import process as local_process
 from fanout.local import stack
 from fanout.reconcile import accounting, proving
@@ -58,13 +58,13 @@ class Platform:
         self.folder = folder
         self._servers = servers
         stack.write_local_settings(folder, servers)
-        self.config = loader.read({}, folder / "local.toml", root=folder)
+        self.config = settings_loader.read({}, folder / "local.toml", root=folder)
 
     def register(self, document: dict[str, Any]) -> None:
         """Migrate the schema, and register the rows of `document` as `fanout apply` does."""
         with connect.connect(self.config.database) as connection:
             migrate.migrate(connection)
-        registry_commands.apply_manifest(self.config, manifest.check(document, worker_plans.guard_of(self.config.delivery)))
+        registry_commands.apply_manifest(self.config, manifest.check(document, plan_builder.guard_of(self.config.delivery)))
 
     def checkpoint_mb(self, lane: str) -> float:
         """Return the size of a lane's checkpoint on disk, in MB."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fanout.local import kafka
+from fanout.local import kafka_server
 from load_tests.harness import phases, platform, usage
-from load_tests.polls import letter_archive, polling
+from load_tests.polls import letter_archive, polling_customers
 from subscriptions_db.postgres import connect
 
 CATCH_UP_S = 300
@@ -46,7 +46,7 @@ class Flood:
     @contextlib.contextmanager
     def around(self, scene: phases.Scene) -> Iterator[Beside]:
         """Run the flood while the context is open. The context opens when the earlier deliveries' attempts are archived."""
-        servers, port = scene.servers, kafka.free_port()
+        servers, port = scene.servers, kafka_server.free_port()
         usage.step_back(servers.postgres_pid, self.nice)
         with connect.connect(servers.config.database) as connection:
             customer_ids = letter_archive.customers(self.customers)
@@ -64,7 +64,7 @@ class Flood:
             scene.say(f"the archive has caught up after {archived_s:.1f} s")
             serve = stack.enter_context(servers.command("serve", serving, nice=self.nice))
             serve.wait_until_ready()
-            polls = polling.Polls(
+            polls = polling_customers.Polls(
                 port=port,
                 keys=keys,
                 per_s=self.polls_per_s,
@@ -80,14 +80,14 @@ class Flood:
                 "postgres": usage.Meter(servers.postgres_pid),
                 "kafka": usage.Meter(servers.kafka_pid),
             }
-            yield Beside(stack.enter_context(polling.Pollers(polls)), archive, meters, self.nice)
+            yield Beside(stack.enter_context(polling_customers.Pollers(polls)), archive, meters, self.nice)
 
 
 class Beside:
     """The running flood, beside the events of a phase."""
 
     def __init__(
-        self, pollers: polling.Pollers, archive: platform.Command, meters: Mapping[str, usage.Meter], nice: int
+        self, pollers: polling_customers.Pollers, archive: platform.Command, meters: Mapping[str, usage.Meter], nice: int
     ) -> None:
         self._pollers = pollers
         self._archive = archive

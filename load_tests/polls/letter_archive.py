@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-from load_tests.polls import polling
+from load_tests.polls import polling_customers
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.archive.ingest import archived_rows, writer
@@ -44,7 +44,7 @@ def admit(connection: connect.Connection, customer_ids: Sequence[str]) -> list[s
     with connection.transaction():
         for customer_id in customer_ids:
             connection.execute("insert into customers (customer_id) values (%s) on conflict do nothing", [customer_id])
-            consumers.create(connection, customer_id, polling.CONSUMER, DeadLetterSearch())
+            consumers.create(connection, customer_id, polling_customers.CONSUMER, DeadLetterSearch())
         made = [keys.create(connection, customer_id=customer_id, scope=Scope.POLLER) for customer_id in customer_ids]
     return [key.text.reveal().decode() for key in made]
 

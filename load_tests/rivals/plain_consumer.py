@@ -39,7 +39,7 @@ import uvloop
 import yarl
 
 from delivery import errors
-from delivery.config import kafka_clients, loader, settings, worker_plans
+from delivery.config import kafka_clients, plan_builder, settings, settings_loader
 from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.routing import matching
 from delivery.webhooks.sending import request as request_heads
@@ -80,8 +80,8 @@ class PlainConsumer:
     def __init__(self, config: settings.Settings, http: aiohttp.ClientSession) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
         """Numbers of `delivered` requests, of dropped requests by status or exception, and of `rejected` records."""
-        self._guard = worker_plans.guard_of(config.delivery)
-        self._layout = worker_plans.layout_of(config)
+        self._guard = plan_builder.guard_of(config.delivery)
+        self._layout = plan_builder.layout_of(config)
         self._bound = config.delivery.max_in_flight_per_endpoint
         self._http = http
         with connect.connect(config.database, application_name="rival") as connection:
@@ -184,7 +184,7 @@ def http_client(config: settings.Settings) -> aiohttp.ClientSession:
 async def main() -> None:
     """Deliver until SIGTERM, by the settings in `local.toml` of the current folder."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    config = loader.read(os.environ, Path("local.toml"))
+    config = settings_loader.read(os.environ, Path("local.toml"))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with http_client(config) as http:

@@ -22,7 +22,7 @@ LANE = "direct"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Durations and throughput of the simulated lane. `load_tests.scaling.scenario` has measured values, with their sources."""
+    """Durations and throughput of the simulated lane. `load_tests.scaling.simulated_days` has measured values and sources."""
 
     per_executor: float
     """Events a second that one executor handles."""

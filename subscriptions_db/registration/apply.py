@@ -22,7 +22,7 @@ from psycopg.types.json import Json, Jsonb
 from delivery import errors
 from delivery.webhooks.sending import signing
 from subscriptions_db.manifest import lint, manifest
-from subscriptions_db.postgres import audit, connect
+from subscriptions_db.postgres import audit_entries, connect
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import columns, diff, registered_rows
 from subscriptions_db.secrets import endpoint_secrets, keyring
@@ -361,11 +361,12 @@ def _write_audit_entries(
         }
         change_fields = {"before": current[change.kind][change.id]} if change.action == "delete" else change.audit_fields()
         customer_id = customer_ids.get(change.kind)
-        return audit.entry(audit.COMMAND, change.action, change.kind, change.id, customer_id=customer_id, **change_fields)
+        author = audit_entries.COMMAND
+        return audit_entries.entry(author, change.action, change.kind, change.id, customer_id=customer_id, **change_fields)
 
     entries = map(audit_entry, changes)
     while chunk := list(itertools.islice(entries, AUDIT_ENTRIES_AT_ONCE)):
-        audit.note_many(connection, chunk)
+        audit_entries.note_many(connection, chunk)
 
 
 def _subscription(row: manifest.ManifestSubscription) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from delivery import errors
 from delivery.registry_model import EndpointStatus
-from subscriptions_db.postgres import audit, connect
+from subscriptions_db.postgres import audit_entries, connect
 from subscriptions_db.postgres.sql import query
 
 
@@ -29,7 +29,7 @@ def disable_active(
     """
     asked = {"ids": list(endpoint_ids), "reason": reason, "active_s": active_s}
     with connect.translated_errors(), connection.transaction():
-        connection.execute(query("set_actor"), {"actor": audit.JOB})
+        connection.execute(query("set_actor"), {"actor": audit_entries.JOB})
         rows = connection.execute(query("disable_active_endpoints"), asked)
         return [row["endpoint_id"] for row in rows]
 
@@ -57,7 +57,7 @@ def _set_by_command(connection: connect.Connection, endpoint_id: str, status: En
         before = {name: found[name] for name in after}
         if before != after:
             change = {"customer_id": found["customer_id"], "before": before, "after": after}
-            audit.note(connection, audit.COMMAND, "update", "endpoint", endpoint_id, **change)
+            audit_entries.note(connection, audit_entries.COMMAND, "update", "endpoint", endpoint_id, **change)
 
 
 def set_status(

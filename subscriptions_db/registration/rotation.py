@@ -13,7 +13,7 @@ from typing import Any
 from delivery import errors
 from delivery.registry_model import SignatureScheme, SigningKey
 from delivery.webhooks.sending import signing
-from subscriptions_db.postgres import audit, connect
+from subscriptions_db.postgres import audit_entries, connect
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.registration import apply
 from subscriptions_db.secrets import endpoint_secrets, keyring
@@ -59,8 +59,14 @@ def rotate(
     with connect.translated_errors(), apply.exclusive(connection), connection.transaction():
         rotated = rotate_in_transaction(connection, ring, endpoint_id, scheme=scheme, overlap=overlap)
         fields = rotated.audit_fields(overlap)
-        audit.note(
-            connection, audit.COMMAND, "rotate_secret", "endpoint", endpoint_id, customer_id=rotated.customer_id, after=fields
+        audit_entries.note(
+            connection,
+            audit_entries.COMMAND,
+            "rotate_secret",
+            "endpoint",
+            endpoint_id,
+            customer_id=rotated.customer_id,
+            after=fields,
         )
     return rotated
 

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from delivery import errors
 from delivery.config import settings
 from delivery.secret import Secret
-from subscriptions_db.postgres import audit, connect
+from subscriptions_db.postgres import audit_entries, connect
 from subscriptions_db.postgres.sql import query
 
 VERSION = b"\x01"
@@ -140,7 +140,9 @@ def rotate(connection: connect.Connection, ring: KeyRing) -> int:
                 connection.cursor().executemany(query("reseal"), resealed)
                 if resealed:
                     count_of = {"secrets": len(resealed)}
-                    audit.note(connection, audit.COMMAND, "seal", "key", ring.active, customer_id=None, after=count_of)
+                    audit_entries.note(
+                        connection, audit_entries.COMMAND, "seal", "key", ring.active, customer_id=None, after=count_of
+                    )
             count += len(resealed)
             if not rows:
                 break

@@ -16,7 +16,7 @@ import time
 from delivery.config import settings
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.webhooks.results import topic_rows
-from fanout.archiver import process
+from fanout.archiver import main_loop
 from tests.support import archive, builders
 
 ENDPOINTS, IN_A_RECORD, ROUNDS, DISTINCT = 200, 100, 5, 200
@@ -71,7 +71,7 @@ def messages(lane: settings.DeliverySettings) -> list[Message]:
 
 
 def main(entries: int) -> None:
-    archiver = process.Archiver(settings.Settings(), threading.Event())
+    archiver = main_loop.Archiver(settings.Settings(), threading.Event())
     read, now = messages(settings.DeliverySettings()), dt.datetime.now(dt.UTC)
     times = max(1, entries // (DISTINCT * IN_A_RECORD) // ROUNDS)
     mib = sum(len(message.value()) for message in read) * times / 2**20

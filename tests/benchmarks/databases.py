@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from delivery.config import settings
-from fanout.local import postgres
+from fanout.local import postgres_server
 from subscriptions_db.postgres import connect, migrate
 
 
@@ -16,7 +16,7 @@ from subscriptions_db.postgres import connect, migrate
 def migrated() -> Iterator[tuple[settings.DatabaseSettings, connect.Connection]]:
     """Yield the settings of a migrated database, and a connection of its owner. Postgres ends with the context."""
     with tempfile.TemporaryDirectory() as folder:
-        server = postgres.EmbeddedPostgres(Path(folder) / "data")
+        server = postgres_server.EmbeddedPostgres(Path(folder) / "data")
         server.start()
         try:
             database = settings.DatabaseSettings(url=server.url)

@@ -20,7 +20,7 @@ from typing import Any
 from delivery.config import settings
 from subscriptions_db.archive.ingest import partitions, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord, DeadLetterRow
-from subscriptions_db.archive.search import archived_dead_letters, attempts, consumers, cursor, deliveries, receipts
+from subscriptions_db.archive.search import archive_positions, archived_dead_letters, attempts, consumers, deliveries, receipts
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect
 from tests.benchmarks import databases
@@ -140,11 +140,14 @@ def measure_all(
     measure(f"a page of 100 from the beginning{suffix}", connection, anybody, browse(DeadLetterSearch()))
     measure(f"a page of 100 from the middle{suffix}", connection, anybody, browse(DeadLetterSearch(), middle))
     measure(
-        f"a page at the end, where nothing is{suffix}", connection, anybody, browse(DeadLetterSearch(), cursor.MAX_POSITION)
+        f"a page at the end, where nothing is{suffix}",
+        connection,
+        anybody,
+        browse(DeadLetterSearch(), archive_positions.MAX_POSITION),
     )
     rare = browse(DeadLetterSearch(event_type="rare.type"))
     measure(f"by a rare type, of the one with a tenth of all{suffix}", connection, [BIG] * (polls // 4), rare)
-    given: dict[str, list[cursor.ReceiptHandle]] = {}
+    given: dict[str, list[archive_positions.ReceiptHandle]] = {}
     measure(f"lease of 100 by a consumer{suffix}", connection, anybody, remember)
     measure(f"acknowledgement of these{suffix}", connection, list(given), acknowledge)
     measure(f"lease of 100 by one with a tenth of all, unacknowledged{suffix}", connection, [BIG] * 90, lease)

@@ -29,7 +29,7 @@ from delivery.webhooks.routing import matching
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from fanout.jvm import jars
 from fanout.kafka import publishing
-from fanout.local import kafka
+from fanout.local import kafka_server
 from tests.support import builders
 
 EVENTS = 50_000
@@ -114,7 +114,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         libraries = jars.ensure()
-        broker = kafka.EmbeddedKafka(Path(folder), libraries=libraries)
+        broker = kafka_server.EmbeddedKafka(Path(folder), libraries=libraries)
         broker.start()
         try:
             config = settings.Settings(kafka=settings.KafkaSettings(bootstrap_servers=broker.bootstrap_servers))

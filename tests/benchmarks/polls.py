@@ -19,9 +19,9 @@ from pathlib import Path
 import orjson
 
 from delivery.config import settings
-from fanout.local import kafka, postgres, process, stack
+from fanout.local import kafka_server, postgres_server, process, stack
 from load_tests.harness import platform, usage
-from load_tests.polls import letter_archive, polling
+from load_tests.polls import letter_archive, polling_customers
 from subscriptions_db.postgres import connect, migrate
 from tests.benchmarks import dead_letters
 from tests.integration.api.world import LOGIN, login_of
@@ -33,7 +33,7 @@ CUSTOMERS = letter_archive.customers(dead_letters.CUSTOMERS)
 def served(folder: Path, url: str, port: int) -> Iterator[platform.Command]:
     """Run `fanout serve` with the login that it has in production."""
     (folder / "local.toml").touch()
-    probes = kafka.free_port()
+    probes = kafka_server.free_port()
     overrides = {
         "database.url": url,
         "keys.ring": f"k1={stack.new_key()}",
@@ -60,8 +60,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder, port = Path(name), kafka.free_port()
-        server = postgres.EmbeddedPostgres(folder / "data")
+        folder, port = Path(name), kafka_server.free_port()
+        server = postgres_server.EmbeddedPostgres(folder / "data")
         server.start()
         try:
             with connect.connect(settings.DatabaseSettings(url=server.url)) as connection:
@@ -69,7 +69,7 @@ def main() -> None:
                 connection.execute(LOGIN)
                 dead_letters.fill(connection, random.Random(1), asked.letters)
                 keys = letter_archive.admit(connection, CUSTOMERS)
-            polls = polling.Polls(
+            polls = polling_customers.Polls(
                 port=port,
                 keys=keys,
                 per_s=asked.polls_per_s,
@@ -77,7 +77,7 @@ def main() -> None:
                 limit=asked.limit,
                 leases=asked.leases,
             )
-            with served(folder, server.url, port) as serve, polling.Pollers(polls) as pollers:
+            with served(folder, server.url, port) as serve, polling_customers.Pollers(polls) as pollers:
                 time.sleep(asked.warm_up)
                 meters = {"serve": serve.meter, "postgres": usage.Meter(server.pid)}
                 before = {of: meter.read() for of, meter in meters.items()}

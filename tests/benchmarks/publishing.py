@@ -23,7 +23,7 @@ import orjson
 from delivery.config import settings
 from delivery.stages.kafka import topics
 from fanout.jvm import jars
-from fanout.local import kafka, postgres
+from fanout.local import kafka_server, postgres_server
 from tests.integration.api import world
 
 CONTENT_TYPES = {"plain": "application/json", "CloudEvents": "application/cloudevents-batch+json"}
@@ -87,8 +87,8 @@ def loaded(wanted: Load) -> tuple[list[float], int]:
 def main(rate: float, count: int, seconds: float) -> None:
     spawning = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        broker = kafka.EmbeddedKafka(Path(folder) / "kafka", libraries=jars.ensure())
-        server = postgres.EmbeddedPostgres(Path(folder) / "postgres")
+        broker = kafka_server.EmbeddedKafka(Path(folder) / "kafka", libraries=jars.ensure())
+        server = postgres_server.EmbeddedPostgres(Path(folder) / "postgres")
         broker.start()
         server.start()
         try:

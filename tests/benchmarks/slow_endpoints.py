@@ -57,7 +57,7 @@ class Worker:
             "background": background_attempts.BackgroundAttempts(15.0, 256, lambda _: None),
             "response_times": {},
             "first_responses": FirstResponses(),
-            "silent": {},
+            "without_response": {},
         }
 
     async def deliver(self, due: list[Delivery]) -> tuple[list[Delivery], frozenset[EndpointId]]:

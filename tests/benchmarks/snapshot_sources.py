@@ -24,11 +24,11 @@ from typing import Any
 import cachetools
 import orjson
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.registry_model import Revision
 from delivery.stages.registry import lookup_source as stage
 from delivery.stages.registry import registry_follower as following
-from fanout.local import postgres, stack
+from fanout.local import postgres_server, stack
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import registered_rows
 from subscriptions_db.secrets import keyring
@@ -60,7 +60,7 @@ def main() -> None:
     print(figures)
     figures["sizes"] = []
     with tempfile.TemporaryDirectory() as folder:
-        server = postgres.EmbeddedPostgres(Path(folder) / "postgres")
+        server = postgres_server.EmbeddedPostgres(Path(folder) / "postgres")
         server.start()
         try:
             for size in arguments.sizes:
@@ -77,7 +77,7 @@ def main() -> None:
         snapshot_sources_plot.draw(orjson.loads(orjson.dumps(figures, option=orjson.OPT_NON_STR_KEYS)), arguments.plot)
 
 
-def measured(server: postgres.EmbeddedPostgres, size: int, folder: Path) -> dict[str, Any]:
+def measured(server: postgres_server.EmbeddedPostgres, size: int, folder: Path) -> dict[str, Any]:
     """Return the figures of one size."""
     server.create_database(f"of_{size}")
     config = settings.Settings.model_validate(
@@ -87,7 +87,7 @@ def measured(server: postgres.EmbeddedPostgres, size: int, folder: Path) -> dict
             "snapshot": {"lookup_ttl_s": 86_400},  # the window is what a TTL's events are; the time they take here is not
         }
     )
-    ring, guard = keyring.KeyRing.from_settings(config.keys), worker_plans.guard_of(config.delivery)
+    ring, guard = keyring.KeyRing.from_settings(config.keys), plan_builder.guard_of(config.delivery)
     with connect.connect(config.database) as connection:
         migrate.migrate(connection)
         population.load(connection, ring, size, random.Random(size))

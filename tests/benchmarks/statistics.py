@@ -27,7 +27,7 @@ from delivery.webhooks.results import log_entries, log_records
 from load_tests.harness.machine_speed import slowdown
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
-from subscriptions_db.archive.ingest import archived_rows, statistics, writer
+from subscriptions_db.archive.ingest import archived_rows, hourly_statistics, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.search.statistics import Granularity
 from subscriptions_db.manifest import manifest
@@ -80,7 +80,7 @@ def written(rng: random.Random, offset: int, moment: dt.datetime, *, counted: bo
                 partition=0,
                 offset=offset + number,
                 attempts=archived_rows.attempt_rows(log, moment),
-                statistics=statistics.of_log(log, moment) if counted else {},
+                statistics=hourly_statistics.of_log(log, moment) if counted else {},
             )
         )
     return made

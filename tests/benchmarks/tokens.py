@@ -14,7 +14,7 @@ from delivery.config import oidc_settings
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.oidc import provider_keys, tokens
 from subscriptions_db.api.server import admission
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 from tests.support.tokens import ADMINS, AUDIENCE, Issuer
 
 

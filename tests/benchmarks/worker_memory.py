@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 import pyarrow as pa
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.registry_model import EndpointStatus
 from delivery.stages.lanes import session, telemetry
 from delivery.stages.registry import registry_follower as following
@@ -26,7 +26,7 @@ from delivery.webhooks.lanes import worker_plan
 from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from fanout.jvm import jars
-from fanout.local import postgres, stack
+from fanout.local import postgres_server, stack
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
@@ -79,7 +79,7 @@ def main() -> None:
     source = following.Broadcaster(spark.sparkContext).source(published, "direct")
     config = settings.Settings()
     function = Measured(
-        worker_plans.plan_of(config), source, telemetry.Telemetry(spark.sparkContext, "measured", config.logs).observer
+        plan_builder.plan_of(config), source, telemetry.Telemetry(spark.sparkContext, "measured", config.logs).observer
     )
     rows = [
         (f"events.{kind}", 0, offset, 0, orjson.dumps({"tenant_id": tenant, "sub_tenant_id": department, "amount": amount}))
@@ -95,7 +95,7 @@ def main() -> None:
 
 def registry(folder: Path, subscriptions: int) -> Snapshot:
     """Return a registry of this size, read from Postgres, with every endpoint paused."""
-    server = postgres.EmbeddedPostgres(folder / "postgres")
+    server = postgres_server.EmbeddedPostgres(folder / "postgres")
     server.start()
     try:
         config = settings.Settings.model_validate(
@@ -105,7 +105,7 @@ def registry(folder: Path, subscriptions: int) -> Snapshot:
         with connect.connect(config.database) as connection:
             migrate.migrate(connection)
             population.load(connection, ring, subscriptions, random.Random(subscriptions))
-            base = registry_reader.read_full(connection, ring, worker_plans.guard_of(config.delivery))
+            base = registry_reader.read_full(connection, ring, plan_builder.guard_of(config.delivery))
     finally:
         server.stop()
     paused = {key: replace(row, status=EndpointStatus.PAUSED) for key, row in base.endpoints.items()}

@@ -8,7 +8,7 @@ import pytest
 import typer
 import yaml
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from fanout.cli import main
 from subscriptions_db.secrets import keyring
 from tests.chart import rendering
@@ -143,7 +143,7 @@ def test_development_opens_the_guard_for_pods():
     host, port = taken.kafka.bootstrap_servers.split(":")
     assert services[host]["spec"]["ports"][0]["port"] == int(port)
     for address in ("10.244.0.7", "172.17.0.3", "192.168.5.5", "100.64.1.1", "[fd00:10:244::5]"):
-        worker_plans.guard_of(taken.delivery).check_url(f"http://{address}:8080/")
+        plan_builder.guard_of(taken.delivery).check_url(f"http://{address}:8080/")
 
 
 def test_the_secret_of_development_is_one_that_the_platform_takes():

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
-from delivery.config import kafka_clients, settings, worker_plans
+from delivery.config import kafka_clients, plan_builder, settings
 from delivery.stages.kafka import topics
 from fanout.admin import registry_commands
 from fanout.kafka import publishing, topic_scanner
@@ -218,7 +218,7 @@ class Platform:
                 for n, row in enumerate(subscriptions)
             ],
         }
-        wanted = manifest.check(document, worker_plans.guard_of(self.config.delivery))
+        wanted = manifest.check(document, plan_builder.guard_of(self.config.delivery))
         return registry_commands.apply_manifest(self.config, wanted, prune=prune)
 
     def create_topic(self, event_type, partitions=2):

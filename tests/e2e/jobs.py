@@ -11,7 +11,7 @@ from delivery.config import kafka_clients
 from delivery.registry_model import CustomerId, EndpointId
 from delivery.stages.kafka import topics
 from delivery.webhooks.retries import retry_messages, retry_records
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from subscriptions_db.postgres import connect
 from subscriptions_db.registration import registered_rows
 from tests.e2e.conftest import START_S, assert_eventually, metric

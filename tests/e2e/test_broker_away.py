@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from tests.e2e.conftest import START_S, assert_eventually, metric
 from tests.e2e.test_batch_lane import in_batches
 

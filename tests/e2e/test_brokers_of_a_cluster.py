@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from fanout.kafka import publishing
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from tests.e2e.conftest import assert_eventually
 from tests.e2e.test_batch_lane import in_batches
 from tests.e2e.test_seen_from_outside import Outside

@@ -13,7 +13,7 @@ import pytest
 
 from delivery import errors
 from fanout.admin import registry_commands
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from fanout.local import receiver
 from tests.e2e.conftest import START_S, assert_eventually
 from tests.support import reading

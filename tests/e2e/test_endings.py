@@ -17,7 +17,7 @@ import uuid
 import pytest
 
 from delivery.stages.kafka import topics
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from fanout.local import stack
 from subscriptions_db.postgres import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, Platform, assert_eventually, metric

@@ -12,8 +12,8 @@ from delivery.job import COMMITTED
 from delivery.registry_model import SignatureScheme
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import retry_messages, retry_records
-from fanout.admin import registry_commands, smoke_testing
-from fanout.local import kafka as local_kafka
+from fanout.admin import registry_commands, smoke_run
+from fanout.local import kafka_server as local_kafka
 from fanout.local import stack
 from subscriptions_db.postgres import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
@@ -86,7 +86,7 @@ def smoke_tests(platform):
 
     def run(endpoint_url, timeout_s):
         port = local_kafka.free_port()
-        return smoke_testing.run(
+        return smoke_run.run(
             platform.config, host="127.0.0.1", port=port, endpoint_url=endpoint_url, timeout_s=timeout_s, sleep=time.sleep
         )
 
@@ -112,7 +112,7 @@ def smoke_tests(platform):
         kind: registry_commands.get(platform.config, registry_commands.kind_of(kind), None)
         for kind in ("endpoints", "subscriptions")
     }
-    assert not [row for found in rows.values() for row in found if row["id"].startswith(smoke_testing.NAME)]
+    assert not [row for found in rows.values() for row in found if row["id"].startswith(smoke_run.NAME)]
 
 
 def test_a_running_job_follows_the_registry_and_the_topics(platform, own_postgres):

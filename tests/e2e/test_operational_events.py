@@ -9,7 +9,7 @@ import standardwebhooks
 from delivery.config import settings
 from delivery.stages.kafka import topics
 from fanout.admin import registry_commands
-from fanout.archiver import process
+from fanout.archiver import main_loop
 from tests.e2e.conftest import SECRET, assert_eventually
 
 pytestmark = pytest.mark.e2e
@@ -44,7 +44,7 @@ def test_only_its_customer_and_the_operator_learn_of_a_failing_endpoint(platform
     platform.publish(1, event_type="user", first=6)
     assert_eventually(lambda: status_of(platform, "gone"), lambda status: status == "disabled")
     config = settings.Settings.model_validate(platform.settings(**overrides))
-    process.run(config, stop=threading.Event(), once=True)
+    main_loop.run(config, stop=threading.Event(), once=True)
 
     received = assert_eventually(lambda: received_by(platform, "ep2"), lambda got: len(got) == 4)
     events = {}
@@ -57,7 +57,7 @@ def test_only_its_customer_and_the_operator_learn_of_a_failing_endpoint(platform
     assert events["fanout.endpoint.disabled", "gone"]["reason"] == "gone"
     assert events["fanout.dead-letters.waiting", "gone"]["letters"] == 1
     assert_eventually(lambda: received_by(platform, "operators"), lambda got: len(got) == 4)
-    process.run(config, stop=threading.Event(), once=True)
+    main_loop.run(config, stop=threading.Event(), once=True)
     assert platform.stop(job) == 0, platform.log()
     both = [sorted(request.body for request in received_by(platform, name)) for name in ("ep2", "operators")]
     assert both[0] == both[1]

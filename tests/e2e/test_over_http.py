@@ -9,7 +9,7 @@ import pytest
 
 from delivery.webhooks.results.log_entries import Due
 from fanout.demo import over_http
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from fanout.reconcile import proving
 from tests.e2e.conftest import START_S, assert_eventually
 from tests.integration.api import world

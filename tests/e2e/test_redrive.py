@@ -3,7 +3,7 @@
 import pytest
 
 from fanout.reconcile import proving
-from fanout.redrive import dead_letters
+from fanout.redrive import dead_letter_search
 from fanout.redrive.selection import Selection
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]  # over HTTP, test_over_http.py shows the same in the gate
@@ -14,8 +14,8 @@ def test_a_redriven_dead_letter_reaches_its_endpoint_by_its_settings_of_now(plat
     assert proving.reconcile(platform.config, settle_s=0).account.lanes["direct"].counts.dead_lettered == 3
 
     platform.statuses["ep1"] = 200
-    with dead_letters.reading(platform.config) as reader:
-        assert dead_letters.redrive(platform.config, reader, Selection()).letters == 3
+    with dead_letter_search.reading(platform.config) as reader:
+        assert dead_letter_search.redrive(platform.config, reader, Selection()).letters == 3
     account = proving.reconcile(platform.config, settle_s=0).account
     assert (account.holds, account.lanes["direct"].counts.pending) == (True, 3)
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from fanout.archiver import process
+from fanout.archiver import main_loop
 from fanout.reconcile import proving
 from subscriptions_db.archive.search import attempts
 from subscriptions_db.postgres import connect
@@ -61,4 +61,4 @@ def test_resent_and_replayed_deliveries_keep_their_webhook_ids(platform):
 
 
 def carry_out(platform):
-    process.run(platform.config, stop=threading.Event(), once=True)
+    main_loop.run(platform.config, stop=threading.Event(), once=True)

@@ -24,7 +24,7 @@ from delivery.config import kafka_clients, settings
 from delivery.stages.kafka import topics
 from fanout.jvm import java
 from fanout.kafka import publishing
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from fanout.reconcile import proving
 from tests.support.logins import login
 

@@ -9,7 +9,7 @@ from confluent_kafka.schema_registry import avro
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from delivery.config import settings
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from fanout.reconcile import proving
 from tests.e2e.conftest import assert_eventually, metric
 from tests.support.schema_registry import SchemaRegistry

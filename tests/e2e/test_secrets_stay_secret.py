@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from delivery.stages.kafka import topics
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from tests.e2e.conftest import JOB_TIMEOUT_S, SECRET, assert_eventually
 from tests.support.logins import login
 

@@ -7,7 +7,7 @@ import orjson
 import pytest
 from prometheus_client import parser
 
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from tests.e2e.conftest import assert_eventually
 
 pytestmark = pytest.mark.e2e

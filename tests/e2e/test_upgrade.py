@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from delivery.config import worker_plans
+from delivery.config import plan_builder
 from fanout.admin import registry_commands
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
 from tests.e2e.conftest import assert_eventually, metric
@@ -25,7 +25,7 @@ def test_state_of_an_earlier_version_is_delivered_once_and_as_by_that_version(pl
     at_this_receiver = [
         endpoint | {"url": f"{platform.receiver.url}/{endpoint['id']}"} for endpoint in left.registry["endpoints"]
     ]
-    registry = manifest.check(left.registry | {"endpoints": at_this_receiver}, worker_plans.guard_of(platform.config.delivery))
+    registry = manifest.check(left.registry | {"endpoints": at_this_receiver}, plan_builder.guard_of(platform.config.delivery))
     registry_commands.apply_manifest(platform.config, registry)
     with connect.connect(platform.config.database) as connection:
         connection.execute("update endpoints set status = 'active'")

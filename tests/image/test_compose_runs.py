@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fanout.local import kafka
+from fanout.local import kafka_server
 from tests.support import reading
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(600)]
@@ -49,7 +49,7 @@ class Platform:
 
     def __init__(self, folder):
         self.folder = folder
-        self.ports = {name: str(kafka.free_port()) for name in ("API_PORT", "METRICS_PORT", "KAFKA_PORT")}
+        self.ports = {name: str(kafka_server.free_port()) for name in ("API_PORT", "METRICS_PORT", "KAFKA_PORT")}
         self._project = f"fanout-test-{uuid.uuid4().hex[:8]}"
 
     def compose(self, *arguments, given="", timeout_s=240):

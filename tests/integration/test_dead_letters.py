@@ -14,14 +14,14 @@ from delivery.registry_model import DeliveryMode, Revision
 from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import topic_rows
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import intake
 from delivery.webhooks.sending import payload
 from fanout.cli import main
 from fanout.kafka import publishing, topic_scanner
 from fanout.reconcile import proving
-from fanout.redrive import dead_letters, enqueue, redrive_plan
+from fanout.redrive import dead_letter_search, enqueue, redrive_plan
 from fanout.redrive.selection import Selection
 from tests.support import builders
 from tests.unit.fanout.reconcile.test_ledger import attempt, batch
@@ -159,8 +159,8 @@ def test_a_redrive_enqueues_each_letter_once_with_its_webhook_id(platform):
 def test_a_redrive_that_crashed_before_its_note_is_known_later(platform, monkeypatch):
     platform.write(platform.dead(1), platform.dead(2))
     monkeypatch.setattr(enqueue.Enqueuer, "_flush", lambda enqueuer: enqueuer._publisher.flush())
-    with dead_letters.reading(platform.config) as reader:
-        assert dead_letters.redrive(platform.config, reader, Selection()).letters == 2
+    with dead_letter_search.reading(platform.config) as reader:
+        assert dead_letter_search.redrive(platform.config, reader, Selection()).letters == 2
     monkeypatch.undo()
     assert b"redriven" not in b"".join(row.value() for row in platform.read(platform.topics.attempts))
     assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 0
@@ -194,8 +194,8 @@ def test_a_foreign_record_in_a_result_topic_is_named_by_place(platform, topic):
     platform.publish(publishing.Message(topic=name, key=b"21", value=b"[1]"))
     named = rf"{name}:\d:0 is not one that this version of the job writes"
     if topic == "dead_letters":
-        with dead_letters.reading(platform.config) as reader, pytest.raises(errors.RecordUnreadable, match=named):
-            dead_letters.find(reader, Selection(), 1)
+        with dead_letter_search.reading(platform.config) as reader, pytest.raises(errors.RecordUnreadable, match=named):
+            dead_letter_search.find(reader, Selection(), 1)
     with pytest.raises(errors.RecordUnreadable, match=named):
         proving.reconcile(platform.config, settle_s=0)
 

@@ -18,7 +18,7 @@ from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.stages.kafka import event_writer, topics
 from delivery.webhooks.events import batch_records
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from tests.support import builders, logins, topic_records
 
 pytestmark = pytest.mark.integration

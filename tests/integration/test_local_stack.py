@@ -15,12 +15,12 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from delivery import errors
-from delivery.config import loader, settings
+from delivery.config import settings, settings_loader
 from delivery.stages.kafka import topics
 from fanout.jvm import class_archive, jar_lock
 from fanout.jvm import jars as local_jars
-from fanout.local import kafka as local_kafka
-from fanout.local import postgres, stack
+from fanout.local import kafka_server as local_kafka
+from fanout.local import postgres_server, stack
 from tests.e2e.conftest import assert_eventually
 
 pytestmark = pytest.mark.integration
@@ -101,7 +101,7 @@ def test_what_a_killed_postgres_had_committed_is_there_when_it_is_started_again(
 def test_a_postgres_starts_anew_where_this_process_deleted_another(tmp_path):
     """Regression: load tests that start a platform for each value in one folder failed at the second value."""
     for _ in range(2):
-        server = postgres.EmbeddedPostgres(tmp_path / "postgres")
+        server = postgres_server.EmbeddedPostgres(tmp_path / "postgres")
         server.start()
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("create table rows (n int)")
@@ -177,7 +177,7 @@ def test_the_written_settings_are_ours_alone_to_read_and_keep_their_key(tmp_path
         for _ in range(2):
             stack.write_local_settings(tmp_path, servers)
             assert path.stat().st_mode & 0o777 == 0o600
-            loaded = loader.read({}, path, root=tmp_path)
+            loaded = settings_loader.read({}, path, root=tmp_path)
             assert loaded.database.url.get_secret_value() == servers.postgres.url
             assert loaded.kafka.bootstrap_servers == servers.kafka.bootstrap_servers
             rings.append(loaded.keys)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.webhooks.lanes import drain_gate, worker
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.retries import retry_messages
@@ -19,7 +19,7 @@ from tests.support import builders, leases, sinks
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
-PLAN = dataclasses.replace(worker_plans.plan_of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
+PLAN = dataclasses.replace(plan_builder.plan_of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
 UNDER_WAY = PLAN.limits.max_in_flight_per_endpoint
 RECORDS = [builders.record(offset=number, value=b'{"tenant_id": "t1", "id": "e%d"}' % number) for number in range(40)]
 

@@ -22,7 +22,7 @@ from delivery import errors
 from delivery.webhooks.events import parsing
 from delivery.webhooks.formats import decoder, registry_client
 from fanout.jvm import java
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from tests.support import builders, framing
 from tests.support.schema_writers import (
     AVRO,

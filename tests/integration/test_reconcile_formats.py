@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.model import Record
 from delivery.stages.kafka import topics
 from delivery.webhooks.results import topic_rows
@@ -62,7 +62,7 @@ def test_the_account_names_the_type_of_decoded_events(kafka):
         records = written(config, f"{name}.framed", *framed, framing.framed(number + 1, b"no such schema"))
         endpoint = builders.endpoint(url=f"{customers.url}/ep1")
         source = Source(builders.snapshot(endpoint, builders.subscription(event_type="order.paid")))
-        plan = worker_plans.plan_of(config)
+        plan = plan_builder.plan_of(config)
         publisher = publishing.Publisher(config.kafka)
         with working(formats=plan.formats) as here:
             for results in here.deliver([records], source):

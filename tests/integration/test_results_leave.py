@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.webhooks.lanes import worker
 from tests.integration import serving
 from tests.integration.customers import Source
 from tests.support import builders
 
 pytestmark = pytest.mark.integration
-PLAN = dataclasses.replace(worker_plans.plan_of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
+PLAN = dataclasses.replace(plan_builder.plan_of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
 
 
 RECORD = builders.record(value=b'{"tenant_id": "t1", "id": "e0"}')

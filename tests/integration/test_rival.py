@@ -9,7 +9,7 @@ import pytest
 import standardwebhooks
 import uvloop
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.stages.kafka import topics
 from fanout.admin import registry_commands
 from fanout.kafka import publishing
@@ -52,7 +52,7 @@ def register(config: settings.Settings, url: str) -> None:
         "endpoints": [{"id": "ep1", "customer": "c1", "url": f"{url}/ep1", "signing_secrets": [SECRET]}],
         "subscriptions": [{"id": "s1", "endpoint": "ep1", "event_type": "*", "tenants": ["t1"]}],
     }
-    registry_commands.apply_manifest(config, manifest.check(document, worker_plans.guard_of(config.delivery)))
+    registry_commands.apply_manifest(config, manifest.check(document, plan_builder.guard_of(config.delivery)))
 
 
 async def until(config: settings.Settings, count: int) -> dict[str, int]:

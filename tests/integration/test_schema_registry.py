@@ -9,9 +9,9 @@ from confluent_kafka import schema_registry
 from confluent_kafka.schema_registry import error
 
 from delivery import errors
-from delivery.config import loader, settings, worker_plans
+from delivery.config import plan_builder, settings, settings_loader
 from delivery.secret import Secret
-from delivery.stages.kafka import outage
+from delivery.stages.kafka import kafka_outage
 from delivery.webhooks.events import parsing
 from delivery.webhooks.formats import decoder, registry_client, schemas
 from delivery.webhooks.routing import matching
@@ -180,8 +180,8 @@ def test_settings_name_a_private_authority_and_a_password_file(tmp_path, is_trus
             "FANOUT_SCHEMA_REGISTRY_PASSWORD_FILE": str(tmp_path / "password"),
             "FANOUT_SCHEMA_REGISTRY_WAIT_S": "0.01",
         }
-        config = loader.read(environ, root=tmp_path)
-        client = registry_client.RegistryClient(worker_plans.formats_of(config.schema_registry).access)
+        config = settings_loader.read(environ, root=tmp_path)
+        client = registry_client.RegistryClient(plan_builder.formats_of(config.schema_registry).access)
         if is_trusted:
             assert client.schema(number).schema_type == "AVRO"
             return
@@ -250,11 +250,11 @@ def test_filters_see_the_decoded_content(registry, client):
 
 def test_the_driver_and_the_doctor_ask_the_registry(registry):
     config = settings.Settings.model_validate({"schema_registry": {"url": registry.url, "topic_pattern": "events[.].+"}})
-    assert outage.schema_registry_answers(config.schema_registry)
+    assert kafka_outage.schema_registry_answers(config.schema_registry)
     assert f"{registry.url} answers" in diagnosis._schema_registry(config)
     registry.status = 503
-    assert not outage.schema_registry_answers(config.schema_registry)
+    assert not kafka_outage.schema_registry_answers(config.schema_registry)
     with pytest.raises(errors.SchemaRegistryUnavailable):
         diagnosis._schema_registry(config)
-    assert outage.schema_registry_answers(settings.Settings().schema_registry)
+    assert kafka_outage.schema_registry_answers(settings.Settings().schema_registry)
     assert "none" in diagnosis._schema_registry(settings.Settings())

@@ -15,7 +15,7 @@ from delivery.config import settings
 from delivery.observability import health, http_endpoints
 from delivery.observability.health import QueryPhase
 from fanout.admin import diagnosis
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from tests.support.reading import blocks
 
 pytestmark = pytest.mark.integration

@@ -12,7 +12,7 @@ import urllib.request
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from fanout.local.kafka import free_port
+from fanout.local.kafka_server import free_port
 from tests.k8s.cluster import layout
 
 ADMIN = "admin-token"

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from fanout.admin import registry_commands
 from fanout.local import receiver, stack
 from fanout.reconcile import proving
@@ -114,7 +114,7 @@ class Platform:
             ],
         }
         config = self.config
-        registry_commands.apply_manifest(config, manifest.check(document, worker_plans.guard_of(config.delivery)))
+        registry_commands.apply_manifest(config, manifest.check(document, plan_builder.guard_of(config.delivery)))
 
     def allow_serve(self) -> None:
         """Make the login of `serve`, as docs/operations.md says. Its roles exist once the schema does."""

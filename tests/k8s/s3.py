@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 
-from fanout.local.kafka import free_port
+from fanout.local.kafka_server import free_port
 from tests.k8s.cluster import layout
 
 BUCKET = "fanout"

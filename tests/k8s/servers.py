@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 
 from fanout.jvm import jars
-from fanout.local import kafka, postgres
+from fanout.local import kafka_server, postgres_server
 from tests.k8s.cluster import layout
 from tests.support.relay import Relay
 
@@ -20,10 +20,10 @@ class Servers:
     """Addresses of the servers. Postgres listens on a Unix socket only, so that a relay carries the connections of pods."""
 
     kafka: str
-    postgres: postgres.EmbeddedPostgres
+    postgres: postgres_server.EmbeddedPostgres
     postgres_port: int
 
-    def url(self, database: str = postgres.DATABASE, *, user: str = "postgres") -> str:
+    def url(self, database: str = postgres_server.DATABASE, *, user: str = "postgres") -> str:
         """Return the URL of a database for pods."""
         return f"postgresql://{user}@{layout.CONTROL_PLANE}:{self.postgres_port}/{database}"
 
@@ -31,8 +31,8 @@ class Servers:
 @contextlib.contextmanager
 def started(folder: Path) -> Iterator[Servers]:
     """Start both in a folder, and end them."""
-    broker = kafka.EmbeddedKafka(folder / "kafka", libraries=jars.ensure(), host=layout.CONTROL_PLANE)
-    database = postgres.EmbeddedPostgres(folder / "postgres")
+    broker = kafka_server.EmbeddedKafka(folder / "kafka", libraries=jars.ensure(), host=layout.CONTROL_PLANE)
+    database = postgres_server.EmbeddedPostgres(folder / "postgres")
     with contextlib.ExitStack() as stack:
         stack.callback(broker.stop)
         broker.start()

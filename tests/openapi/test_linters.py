@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from subscriptions_db.api.server import openapi
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 from tests.support import node_packages
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from delivery.registry_model import ContentMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import attributes, parsing
 from delivery.webhooks.results import dead_letter_records, topic_rows
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import matching
 from delivery.webhooks.sending import batch_payload, payload

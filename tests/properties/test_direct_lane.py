@@ -15,7 +15,7 @@ from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane
 from delivery.webhooks.policy import backoff, error_classes
 from delivery.webhooks.results import topic_rows
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_records
 from delivery.webhooks.routing import intake, registries
 from tests.support import builders, fakes

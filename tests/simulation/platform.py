@@ -23,11 +23,11 @@ from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, retry_lane
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.results import completed_work, topic_rows
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
-from delivery.webhooks.scheduling import deferral, outage, outage_history
+from delivery.webhooks.scheduling import deferral, outage_detection, outage_history
 from tests.simulation import shards, virtual, worker
 from tests.simulation.world import World
 
@@ -72,7 +72,7 @@ class Platform:
         """When each record of the retries topic was appended."""
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
         self._suppressed = suppressed_endpoints.SuppressedEndpoints(worker.ATTEMPT_S, asyncio.get_running_loop().time)
-        self.network_health = outage.NetworkHealth()
+        self.network_health = outage_detection.NetworkHealth()
         self.outages = outage_history.Outages()
         self._mended = asyncio.Event()
         self.was_cut_off = False

@@ -14,7 +14,7 @@ from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import batch_lane, direct_lane, retry_lane
 from delivery.webhooks.policy import backoff
 from delivery.webhooks.results import completed_work, topic_rows
-from delivery.webhooks.results.results import Results, background_results
+from delivery.webhooks.results.task_results import Results, background_results
 from delivery.webhooks.retries import health_hints
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import background_attempts, deferral, dispatch, endpoint_queue, host_limits, limits

@@ -8,13 +8,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.model import LeaveReason
 from delivery.registry_model import Batching, DeliveryMode
 from delivery.stages.checkpoint import shards
 from delivery.stages.lanes import streaming_lane, telemetry
 from delivery.stages.registry import registry_follower, task_delta
-from delivery.stages.tasks import batch_shard, observer, route, shard_state, task_context
+from delivery.stages.tasks import batch_shard, collect_segments, observer, shard_state, task_context
 from delivery.webhooks.batching import segment
 from delivery.webhooks.state.backlog import ShardBacklog
 from tests.support import builders, sinks
@@ -46,11 +46,11 @@ def lane(spark, source, waits, folder, **bounds):
     delta = task_delta.TaskDelta(spark.sparkContext, known)
     records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
     tools = task_context.Tools(
-        plan=worker_plans.plan_of(settings.Settings()),
+        plan=plan_builder.plan_of(settings.Settings()),
         observe=telemetry.Telemetry(spark.sparkContext, "batch", settings.LogsSettings()).observer,
         sink=folder,
     )
-    routed = route.route(
+    routed = collect_segments.route(
         records.selectExpr(*COLUMNS),
         tools,
         delta.source,

@@ -3,7 +3,7 @@
 import pytest
 
 from delivery.config import settings
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 from delivery.stages.realtime import realtime_source
 from delivery.stages.tasks import deliver_events
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 )
 def test_keys_are_read_only_to_take_batch_records_apart(spark, treatment, columns):
     config = settings.Settings(source=settings.SourceSettings(batch_records=treatment, realtime_pattern="events[.]fast"))
-    read = source.read(spark, config.kafka, config.source, at_most=1)
+    read = topic_source.read(spark, config.kafka, config.source, at_most=1)
     one_by_one = realtime_source.read_one_by_one(spark, config, {})
     in_batches = realtime_source.read_in_micro_batches(spark, config, {})
     assert tuple(read.columns) == tuple(one_by_one.columns) == tuple(in_batches.columns) == columns

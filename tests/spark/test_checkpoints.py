@@ -15,7 +15,7 @@ from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.observability import health
 from delivery.stages.checkpoint import losses, offset_log
-from delivery.stages.kafka import source, topics
+from delivery.stages.kafka import topic_source, topics
 from delivery.stages.lanes import streaming_lane
 from fanout.kafka import topic_scanner
 from tests.spark.test_retry import Lane, postponed
@@ -93,7 +93,7 @@ class Topic:
             "direct", acquire=lambda: (), handle=self._take, stop=stop, watch=watch, is_kafka_back=pytest.fail
         )
         spark = settings.SparkSettings(checkpoint=str(self._folder / checkpoint))
-        lane.run(lambda: source.read(self._spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
+        lane.run(lambda: topic_source.read(self._spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
 
     def break_off(self, checkpoint):
         """End the lane in a micro-batch, of which the offsets are written by then."""

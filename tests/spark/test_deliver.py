@@ -6,7 +6,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from delivery.config import kafka_clients, settings, worker_plans
+from delivery.config import kafka_clients, plan_builder, settings
 from delivery.registry_model import Revision, SubscriptionStatus
 from delivery.stages.kafka import sink, topics
 from delivery.stages.lanes import telemetry
@@ -20,7 +20,7 @@ pytestmark = [
     # py4j leaves its sockets for the garbage collector to close.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-PLAN = worker_plans.plan_of(settings.Settings())
+PLAN = plan_builder.plan_of(settings.Settings())
 TOPICS = settings.Settings().delivery
 
 

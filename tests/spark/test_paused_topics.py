@@ -9,7 +9,7 @@ from delivery import errors
 from delivery.config import settings
 from delivery.observability import health
 from delivery.stages.checkpoint import offset_log, paused_topics
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 from delivery.stages.lanes import streaming_lane
 from tests.spark.test_checkpoints import Topic
 
@@ -40,7 +40,7 @@ class Lane:
 
         def planned():
             left_out = self.paused.topics_to_leave_out()
-            return source.read(self._spark, self.framed.kafka, wanted, at_most=1_000, without=left_out)
+            return topic_source.read(self._spark, self.framed.kafka, wanted, at_most=1_000, without=left_out)
 
         lane = streaming_lane.StreamingLane(
             "direct", acquire=lambda: (), handle=self._take, stop=self._stop, watch=self.watch, is_kafka_back=pytest.fail,

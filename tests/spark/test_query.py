@@ -8,7 +8,7 @@ import pytest
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import health
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 from delivery.stages.lanes import session, streaming_lane
 from tests.spark.test_checkpoints import Topic
 
@@ -29,7 +29,7 @@ class Watch(health.Watch):
 
 def records_of(topic, spark):
     wanted = settings.SourceSettings(topic_pattern=topic.name, starting_offsets="earliest")
-    return source.read(spark, topic.kafka, wanted, at_most=1_000)
+    return topic_source.read(spark, topic.kafka, wanted, at_most=1_000)
 
 
 def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(spark, kafka, tmp_path):

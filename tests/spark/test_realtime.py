@@ -16,9 +16,9 @@ from delivery.stages.checkpoint import offset_log
 from delivery.stages.kafka import completed_reader, topics
 from delivery.stages.realtime import (
     channel,
-    lane,
     messages,
     mode_switch,
+    realtime_query,
     realtime_source,
     start_offsets,
     task_server,
@@ -169,7 +169,7 @@ def lane_of(spark, tmp_path):
         )
         registry = types.SimpleNamespace(current=lambda: "a registry", newest=None, pause_reason=lambda: None)
         context = types.SimpleNamespace(record=lambda _: None, network=types.SimpleNamespace(is_paused=False))
-        return lane.RealtimeLane(config, spark, registry, threading.Event(), context, shares=False)
+        return realtime_query.RealtimeLane(config, spark, registry, threading.Event(), context, shares=False)
 
     return make
 
@@ -184,7 +184,7 @@ def test_a_lane_that_cannot_read_its_receipts_waits_for_kafka(lane_of, watch, tm
     committed(tmp_path / "realtime", '{"gone":{"0":3}}')
     monkeypatch.setattr(completed_reader, "_ASKED_S", 0.1)
     monkeypatch.setattr(start_offsets, "RETRY_S", 0.0)
-    assert lane_of("127.0.0.1:1")._run_query(watch, once=True) is lane.QueryEnd.KAFKA_AWAY
+    assert lane_of("127.0.0.1:1")._run_query(watch, once=True) is realtime_query.QueryEnd.KAFKA_AWAY
 
 
 def test_a_lane_whose_query_has_ended_is_not_well(spark, lane_of, watch, kafka, tmp_path):
@@ -203,7 +203,7 @@ def test_a_lane_whose_query_has_ended_is_not_well(spark, lane_of, watch, kafka, 
 def query():
     """A query whose tasks the test plays."""
     listening = task_server.TaskServer(lambda _: messages.DriverUpdate(), {}, bind="127.0.0.1", host="127.0.0.1")
-    yield lane._Query(None, listening, mode_switch.Mode.REALTIME, 1, once=False)
+    yield realtime_query._Query(None, listening, mode_switch.Mode.REALTIME, 1, once=False)
     listening.close()
 
 
@@ -216,7 +216,7 @@ def report(query, **fields):
 
 def test_a_report_without_a_value_leaves_the_gauges_unchanged(lane_of, watch, query):
     made = lane_of("127.0.0.1:1")
-    report(query, tally=Counters(most_in_flight=7))
+    report(query, counters=Counters(most_in_flight=7))
     made._collect(query, watch)
     made._collect(query, watch)
     assert metrics.IN_FLIGHT_PEAK.labels("realtime")._value.get() == 7

@@ -5,9 +5,9 @@ import threading
 import orjson
 import pytest
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.stages.lanes import telemetry
-from delivery.stages.registry import lookup_source, sources
+from delivery.stages.registry import lookup_source, registry_sources
 from delivery.stages.tasks import deliver_events, task_context
 from delivery.webhooks.routing import registries
 from fanout.local import stack
@@ -37,7 +37,7 @@ DOCUMENT = {
 def test_the_same_records_end_the_same_way_through_both_sources(spark, database, tmp_path):
     config = settings.Settings(database={"url": database}, keys={"ring": {"k1": stack.new_key()}})
     with connect.connect(config.database) as connection:
-        wanted = manifest.check(DOCUMENT, worker_plans.guard_of(config.delivery))
+        wanted = manifest.check(DOCUMENT, plan_builder.guard_of(config.delivery))
         apply.apply(connection, wanted, keyring.KeyRing.from_settings(config.keys))
     records = spark.range(0, 200, 1, 4).selectExpr(
         "'events.order.created' AS topic",
@@ -50,10 +50,10 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
     observer = telemetry.Telemetry(spark.sparkContext, "direct", config.logs).observer
     stop = threading.Event()
     written, folder = {}, sinks.Folder(tmp_path)
-    tools = task_context.Tools(plan=worker_plans.plan_of(config), observe=observer, sink=folder)
+    tools = task_context.Tools(plan=plan_builder.plan_of(config), observe=observer, sink=folder)
     for name, kind in (("broadcast", registries.BroadcastSource), ("lookup", lookup_source.LookupSource)):
         chosen = config.model_copy(update={"snapshot": settings.SnapshotSettings(source=name, lookup_ttl_s=0.5)})
-        source = sources.source(chosen, stop).source(spark.sparkContext, "direct")
+        source = registry_sources.source(chosen, stop).source(spark.sparkContext, "direct")
         assert isinstance(source, kind)
         rows = folder.take(deliver_events.deliver(records, tools, source, 2))
         values = [orjson.loads(row.value) for row in rows]

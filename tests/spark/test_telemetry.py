@@ -4,7 +4,7 @@ import prometheus_client
 import pytest
 from pyspark.errors import PythonException
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.registry_model import SubscriptionStatus
 from delivery.stages.lanes import telemetry
 from delivery.stages.registry import registry_follower
@@ -16,7 +16,7 @@ pytestmark = [
     # py4j leaves its sockets for the garbage collector to close.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-PLAN = worker_plans.plan_of(settings.Settings())
+PLAN = plan_builder.plan_of(settings.Settings())
 
 
 def value(name, **labels):

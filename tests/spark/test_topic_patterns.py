@@ -4,7 +4,7 @@ import json
 import random
 
 from delivery.config import topic_pattern
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 
 NAMES = ("events.order.created", "events.a1", "a", "a.b-c_9", "AA.aa", "events", "-._", "aab.", "x")
 ATOMS = (*"aeAx9._-", r"\.", r"\-", r"\d", r"\D", r"\w", r"\W", r"\S", "[a-c]", "[^a.]", r"[\w.-]", "[-a]", "events", "^", "$")
@@ -37,7 +37,7 @@ def test_java_matches_what_python_matches(spark, tmp_path):
     file = tmp_path / "asked.json"
     file.write_text(
         "\n".join(
-            json.dumps({"whole": source.whole(pattern), "name": name, "by_python": topic_pattern.matches(pattern, name)})
+            json.dumps({"whole": topic_source.whole(pattern), "name": name, "by_python": topic_pattern.matches(pattern, name)})
             for pattern in taken
             for name in NAMES
         )

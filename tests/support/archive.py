@@ -13,10 +13,10 @@ from delivery.model import Attempt, LeaveReason, Outcome, OutcomeKind
 from delivery.registry_model import CustomerId, SubscriptionId, SubTenantId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.sending import batch_payload
 from subscriptions_db.archive.ingest import archived_rows as archive_rows
-from subscriptions_db.archive.ingest import statistics, writer
+from subscriptions_db.archive.ingest import hourly_statistics, writer
 from tests.support import builders
 
 NOW = dt.datetime(2026, 5, 10, 12, tzinfo=dt.UTC)
@@ -97,7 +97,7 @@ def attempt_rows(written: bytes, at: dt.datetime = NOW) -> list[archive_rows.Att
 
 def taken_letter(offset: int, *, partition: int = 0, **fields: Any) -> archive_rows.ArchivedRecord:
     row = letter_row(letter(**fields))
-    counted = statistics.of_dead_letter(row)
+    counted = hourly_statistics.of_dead_letter(row)
     return archive_rows.ArchivedRecord(topic="dead-letters", partition=partition, offset=offset, letter=row, statistics=counted)
 
 

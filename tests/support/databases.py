@@ -8,7 +8,7 @@ import psycopg
 from psycopg import sql
 
 from delivery.config import settings
-from fanout.local import postgres as local_postgres
+from fanout.local import postgres_server as local_postgres
 from subscriptions_db.postgres import connect, migrate
 
 _TEMPLATE = "migrated"

@@ -35,7 +35,7 @@ import yaml
 from delivery.config import kafka_clients
 from delivery.stages.kafka import topics
 from fanout.kafka import topic_scanner
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from fanout.local import receiver, stack
 from subscriptions_db.postgres import connect
 from tests.e2e.conftest import SECRET, Platform, assert_eventually, metric

@@ -38,7 +38,7 @@ class Worker:
         self.reported = []
         self._came = asyncio.Event()
         self.late = background_attempts.BackgroundAttempts(2.0, most, self._take)
-        self.breakers, self.response_times, self.first_responses, self.silent = {}, {}, FirstResponses(), {}
+        self.breakers, self.response_times, self.first_responses, self.without_response = {}, {}, FirstResponses(), {}
 
     async def micro_batch(self, *submitted):
         """Return the seconds that a micro-batch took, and the number of outcomes by endpoint, kind and reason."""
@@ -50,7 +50,7 @@ class Worker:
             background=self.late,
             response_times=self.response_times,
             first_responses=self.first_responses,
-            silent=self.silent,
+            without_response=self.without_response,
             **self.bounds,
         )
         for delivery in submitted:

@@ -13,7 +13,7 @@ from typing import Any
 from delivery.model import Attempt, EventId, LeaveReason, Outcome, OutcomeKind
 from delivery.registry_model import DeliveryMode, Revision, SubscriptionId, SubTenantId, TenantId
 from delivery.webhooks.batching import segment
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import intake
 from delivery.webhooks.sending import batch_payload
 from tests.support import builders

@@ -7,7 +7,7 @@ from delivery.model import Outcome as Ended
 from delivery.registry_model import DeliveryMode, Revision
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records, topic_rows
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import intake
 from fanout.kafka.places import Place

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.webhooks.lanes import worker_plan
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from fanout.documents import folder_map
@@ -175,7 +175,7 @@ def test_what_is_broadcast_survives_pickling(shipped):
 
 
 def test_a_plan_survives_pickling_and_finds_its_worker_again():
-    made = worker_plans.plan_of(settings.Settings())
+    made = plan_builder.plan_of(settings.Settings())
     assert pickle.loads(pickle.dumps(made)) == made
     assert hash(pickle.loads(pickle.dumps(made))) == hash(made)
     assert isinstance(made, worker_plan.Plan)
@@ -183,9 +183,9 @@ def test_a_plan_survives_pickling_and_finds_its_worker_again():
 
 def test_health_hints_are_frequent_enough_for_the_time_to_disable():
     config = settings.Settings.model_validate({"retry": {"disable_after_s": 800}, "snapshot": {"max_age_s": 70}})
-    assert (worker_plans.plan_of(config).report_accepting_every_s, worker_plans.plan_of(config).registry_max_age_s) == (100, 70)
+    assert (plan_builder.plan_of(config).report_accepting_every_s, plan_builder.plan_of(config).registry_max_age_s) == (100, 70)
     config = settings.Settings.model_validate({"snapshot": {"source": "lookup", "lookup_ttl_s": 20}})
-    assert worker_plans.plan_of(config).registry_max_age_s == 20
+    assert plan_builder.plan_of(config).registry_max_age_s == 20
 
 
 def test_the_job_stays_a_table_of_contents():

@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from delivery import errors
-from delivery.config import loader, settings
+from delivery.config import settings, settings_loader
 from delivery.registry_model import ContentMode
 from delivery.webhooks.batching import batcher
 from delivery.webhooks.http import guard
@@ -140,7 +140,7 @@ def test_every_row_of_a_table_has_the_cells_of_its_head(path):
 def test_the_examples_of_settings_are_accepted(path, tmp_path):
     [example] = reading.blocks(path, "toml")
     (tmp_path / "fanout.toml").write_text(example)
-    assert loader.read({}, root=tmp_path) != settings.Settings()
+    assert settings_loader.read({}, root=tmp_path) != settings.Settings()
 
 
 def test_the_readmes_manifest_is_accepted():

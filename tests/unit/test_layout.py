@@ -43,6 +43,21 @@ def test_a_class_name_occurs_once_in_a_package():
     assert {name for name, count in found.items() if count > 1} == set()
 
 
+def ending_removed(name):
+    """Return a name without the endings in which look-alike names differ, such as `plan` and `plans`."""
+    return "_".join(re.sub(r"(ing|ers|er|ed|es|s|e)$", "", word) if len(word) > 4 else word for word in name.split("_"))
+
+
+def test_no_two_modules_of_a_package_differ_in_the_ending_of_their_names():
+    """A module may be called as its folder, such as `sending/sender.py`. Modules of one name do the same for other data."""
+    found = collections.defaultdict(set)
+    for path in MODULES:
+        package = path.relative_to(ROOT).parts[0]
+        if ending_removed(path.stem) != ending_removed(path.parent.name):
+            found[package, ending_removed(path.stem)].add(path.stem)
+    assert [sorted(names) for names in found.values() if len(names) > 1] == []
+
+
 def test_a_test_name_has_at_most_75_characters():
     names = {name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
     assert {name for name in names if len(name) > 75} == set()

@@ -8,7 +8,7 @@ import typer
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from delivery.config import kafka_clients, loader, settings, worker_plans
+from delivery.config import kafka_clients, plan_builder, settings, settings_loader
 from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.stages.kafka import sink
@@ -44,7 +44,7 @@ BASE = builders.snapshot(ENDPOINT)
 SOURCE = registries.BroadcastSource(
     base_id="b", broadcast=None, delta=SnapshotChanges(since=1, revision=2, endpoints={"ep1": ENDPOINT})
 )
-CONFIG = loader.read(ENVIRON)
+CONFIG = settings_loader.read(ENVIRON)
 LOOK_UP = lookup_source.LookupSource(
     database=CONFIG.database, keys=CONFIG.keys, guard=guard.Guard(), ttl_s=1.0, max_answers=1, revision=1
 )
@@ -52,7 +52,7 @@ OBSERVER = observer.Observer(
     total=Counters(), gone=frozenset(), unresponsive=frozenset(), level="INFO", format="json", attempt_sample=0.0
 )
 REGISTRY = CONFIG.schema_registry.model_copy(update={"url": "https://registry.example.com", "topic_pattern": "events[.].+"})
-PLAN = worker_plans.plan_of(CONFIG.model_copy(update={"schema_registry": REGISTRY}))
+PLAN = plan_builder.plan_of(CONFIG.model_copy(update={"schema_registry": REGISTRY}))
 TOOLS = task_context.Tools(plan=PLAN, observe=OBSERVER, sink=sink.to(kafka_clients.for_librdkafka(CONFIG.kafka)))
 
 

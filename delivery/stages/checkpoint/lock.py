@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from delivery.config import settings
 from delivery.stages import jvm
-from delivery.stages.checkpoint import cluster, file_lock, lease
+from delivery.stages.checkpoint import cluster, file_lock, kubernetes_lease
 
 
 class Lock:
@@ -26,11 +26,11 @@ class Lock:
 
     def __init__(self, config: settings.SparkSettings, lanes: Iterable[str]) -> None:
         file_lock.acquire(config.checkpoint, lanes)
-        self._holder: lease.Holder | None = None
+        self._holder: kubernetes_lease.Holder | None = None
         if name := config.checkpoint_lease:
             # A restarted container keeps the host name of the previous one; only the process is unique.
             identity = f"{socket.gethostname()}_{uuid.uuid4()}"
-            self._holder = lease.Holder(cluster.of_this_pod(name, os.environ), identity, jvm.kill)
+            self._holder = kubernetes_lease.Holder(cluster.of_this_pod(name, os.environ), identity, jvm.kill)
 
     def pause_reason(self) -> str | None:
         """Return why this driver waits for the Lease and does not deliver yet. None: this driver may use the checkpoint."""

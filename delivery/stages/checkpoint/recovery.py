@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery import errors
-from delivery.config import kafka_clients, settings, worker_plans
+from delivery.config import kafka_clients, plan_builder, settings
 from delivery.stages.kafka import completed_reader
 from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog
 
@@ -71,7 +71,7 @@ class Reruns:
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
         self._fresh = completed_reader.CompletedWork(
             client=kafka_clients.for_librdkafka(config.kafka),
-            topics=worker_plans.plan_of(config).topics,
+            topics=plan_builder.plan_of(config).topics,
             since_ms=_now_ms(),
             lane=of,
         )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from delivery import errors
 from delivery.stages.kafka import sink
 from delivery.webhooks.events import batch_records
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import intake
 from delivery.webhooks.state import chunking
 

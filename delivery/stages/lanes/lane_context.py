@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
-from delivery.config import kafka_clients, settings, worker_plans
+from delivery.config import kafka_clients, plan_builder, settings
 from delivery.observability import health
 from delivery.observability.clock_check import ClockCheck
 from delivery.registry_model import EndpointId
 from delivery.stages.checkpoint import paused_topics, recovery
-from delivery.stages.kafka import event_writer, outage, sink
+from delivery.stages.kafka import event_writer, kafka_outage, sink
 from delivery.stages.lanes import telemetry
 from delivery.stages.lanes.network_outage import Network
 from delivery.stages.lanes.suppressed_endpoints import SuppressedEndpoints
@@ -55,8 +55,8 @@ class LaneContext:
         The report may show that our network is broken, that endpoints must be suppressed, or that endpoints must be disabled.
         While our network is broken, unresponsive endpoints are not suppressed.
         """
-        self.network.record(report.tally.reach)
-        self.clocks.record(report.tally.clock_ahead_s)
+        self.network.record(report.counters.reach)
+        self.clocks.record(report.counters.clock_ahead_s)
         if not self.network.is_broken:
             self.suppressed.add_unresponsive(report.unresponsive)
         if report.gone:
@@ -71,7 +71,7 @@ def create(config: settings.Settings, network: Network, disable: Disable, sizing
 
 def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_context.Tools:
     """Return the values that every task of a lane needs, by the settings. `seen` counts the results of the tasks."""
-    return tools_of(config, worker_plans.plan_of(config), seen.observer)
+    return tools_of(config, plan_builder.plan_of(config), seen.observer)
 
 
 def tools_of(
@@ -89,7 +89,7 @@ def paused_topics_of(
 ) -> paused_topics.PausedTopics:
     """Return the PausedTopics of one lane: it pauses topics while the schema registry does not answer. At first it has none."""
     folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
-    is_answering = functools.partial(outage.schema_registry_answers, config.schema_registry)
+    is_answering = functools.partial(kafka_outage.schema_registry_answers, config.schema_registry)
     return paused_topics.PausedTopics(spark, folder, watch, stop, is_answering)
 
 

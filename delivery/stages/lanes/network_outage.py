@@ -1,4 +1,4 @@
-"""Pause all lanes while our own network is broken, as delivery.webhooks.scheduling.outage decides.
+"""Pause all lanes while our own network is broken, as delivery.webhooks.scheduling.outage_detection decides.
 
 Runs on the driver, shared by the lanes of one application. Each lane calls from its own thread.
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from delivery.observability import metrics
 from delivery.registry_model import EndpointId
-from delivery.webhooks.scheduling import outage
+from delivery.webhooks.scheduling import outage_detection
 from delivery.webhooks.scheduling.outage_history import Outages
 from delivery.webhooks.state.backlog import Failing
 
@@ -38,7 +38,7 @@ class Network:
     def __init__(self, clock: Callable[[], float] = time.monotonic, now_s: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._now_s = now_s
-        self._health = outage.NetworkHealth()
+        self._health = outage_detection.NetworkHealth()
         self._outages = Outages()
         self._changing = threading.Condition()
 
@@ -47,7 +47,7 @@ class Network:
         """True if our own network is broken."""
         return self._health.is_broken
 
-    def record(self, seen: outage.Reachability) -> None:
+    def record(self, seen: outage_detection.Reachability) -> None:
         """Record which destinations responded in a micro-batch of any lane, and start, prolong or end the pause of all lanes.
 
         Evidence of a working network ends the pause of every lane at once.

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from delivery.config import lane_areas, settings
 from delivery.observability import health
 from delivery.stages.checkpoint import paused_topics, recovery, shards
-from delivery.stages.kafka import outage, wakeups
+from delivery.stages.kafka import kafka_outage, wakeups
 from delivery.stages.lanes import lane_context, streaming_lane, telemetry
 from delivery.stages.lanes.streaming_lane import Result
 from delivery.stages.tasks import observer, task_context
@@ -36,7 +36,7 @@ class StatefulLane(abc.ABC):
 
     NAME: ClassVar[str]
     """Name of the lane, and of its settings area."""
-    JOURNAL: ClassVar[type[CompletedWorkLog]] = FastLaneLog
+    COMPLETED_WORK_LOG: ClassVar[type[CompletedWorkLog]] = FastLaneLog
     """The class that interprets result records: it finds which deliveries of an interrupted micro-batch had ended."""
 
     def __init__(
@@ -57,7 +57,7 @@ class StatefulLane(abc.ABC):
         self._waker = wakeups.Waker(config, name, area, stop)
         shards.require_kept(spark, config.spark.checkpoint, name, area.shards)
         self._shard_keys = shards.keys(spark, area.shards)
-        self._reruns = recovery.Reruns(config, spark, name, self.JOURNAL)
+        self._reruns = recovery.Reruns(config, spark, name, self.COMPLETED_WORK_LOG)
         self._restarts = 0
         """Restarts after lost executors since the last complete micro-batch."""
         self._size = context.sizing.now()
@@ -88,7 +88,7 @@ class StatefulLane(abc.ABC):
             handle=handle,
             stop=self._stop,
             watch=watch,
-            is_kafka_back=functools.partial(outage.is_over, self._config),
+            is_kafka_back=functools.partial(kafka_outage.is_over, self._config),
             on_begin=self._begin,
             is_woken=True,
             paused=paused,

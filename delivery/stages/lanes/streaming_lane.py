@@ -24,7 +24,7 @@ from delivery import errors
 from delivery.config import settings
 from delivery.observability import health, metrics
 from delivery.stages.checkpoint import disk_space, paused_topics, recovery
-from delivery.stages.kafka import outage
+from delivery.stages.kafka import kafka_outage
 from delivery.stages.lanes import session
 
 log = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ class StreamingLane(Generic[Registry]):
         if failure is None or self._result is not Result.COMMITTED:
             return self._result
         text = str(failure)
-        if outage.is_kafka_outage(text) and self._absences < MOST_ABSENCES:
+        if kafka_outage.is_kafka_outage(text) and self._absences < MOST_ABSENCES:
             self._absences += 1
             log.warning(WAITS_FOR_KAFKA, self._name, cause_of(text))
             return Result.KAFKA_AWAY

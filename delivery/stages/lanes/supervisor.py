@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from delivery.config import settings
 from delivery.observability import health
 from delivery.stages.checkpoint import paused_topics
-from delivery.stages.lanes import batch, direct, lane_context, retry, telemetry
+from delivery.stages.lanes import batch_query, direct_query, lane_context, retry_query, telemetry
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.network_outage import Network
 from delivery.stages.tasks import drain
@@ -80,14 +80,14 @@ def build(
     paused_topics.restore(spark, config.spark.checkpoint, acquire)
     built: dict[str, RunnableLane] = {}
     if "direct" in acquire:
-        built["direct"] = direct.DirectQuery(config, spark, acquire["direct"], stop, context)
+        built["direct"] = direct_query.DirectQuery(config, spark, acquire["direct"], stop, context)
     if "batch" in acquire:
         if config.source.batch_records == "taken_apart" and "direct" not in acquire:
             log.warning(WITHOUT_DIRECT_LANE)
         # One lane reports rejected records: the direct lane where it runs.
-        built["batch"] = batch.BatchQuery(config, spark, acquire["batch"], stop, context, rejects="direct" not in acquire)
+        built["batch"] = batch_query.BatchQuery(config, spark, acquire["batch"], stop, context, rejects="direct" not in acquire)
     if "retry" in acquire:
-        built["retry"] = retry.RetryQuery(config, spark, acquire["retry"], stop, context)
+        built["retry"] = retry_query.RetryQuery(config, spark, acquire["retry"], stop, context)
     return built
 
 

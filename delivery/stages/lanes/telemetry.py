@@ -23,7 +23,7 @@ from delivery.webhooks.results.counters import Counters
 class WorkerReport(NamedTuple):
     """Counters and endpoints that all workers reported: in one micro-batch, or in the real-time lane since the last poll."""
 
-    tally: Counters
+    counters: Counters
     gone: frozenset[EndpointId]
     """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: frozenset[EndpointId]
@@ -65,19 +65,19 @@ class Telemetry:
         Called when a micro-batch's results are written. By then the updates of all tasks have arrived: Spark merges a task's
         updates before it reports the task as finished.
         """
-        tally, self._total.value = self._total.value, Counters()
+        counters, self._total.value = self._total.value, Counters()
         gone, self._gone.value = self._gone.value, frozenset()
         unresponsive, self._unresponsive.value = self._unresponsive.value, frozenset()
         paused, self._paused.value = self._paused.value, {}
-        self.add(tally)
-        return WorkerReport(tally, gone, unresponsive, paused)
+        self.add(counters)
+        return WorkerReport(counters, gone, unresponsive, paused)
 
-    def add(self, tally: Counters) -> None:
+    def add(self, counters: Counters) -> None:
         """Add workers' counters to the metrics, under this lane's name.
 
         Also add the CPU time of the driver and of its JVM since the last call for any lane. These metrics name no lane.
         """
-        metrics.add_counters(self._lane, tally)
+        metrics.add_counters(self._lane, counters)
         metrics.CPU_SECONDS.labels("driver").inc(self._cpu.spent())
         metrics.CPU_SECONDS.labels("jvm").inc(self._jvm_cpu.spent())
 

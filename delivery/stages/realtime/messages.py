@@ -54,7 +54,7 @@ class TaskReport:
     """Why the task fails: class and text of the error. Empty in any state but FAILED."""
     known: Known = field(default_factory=Known)
     """The version of the registry that the worker process of the task has."""
-    tally: Counters = field(default_factory=Counters)
+    counters: Counters = field(default_factory=Counters)
     """Counters of the results of the worker process since its last report."""
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that answered with status 410: they are gone for good."""

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.config import settings
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 from delivery.webhooks.lanes.realtime_lane import Place
 
 BUFFER_SIZE = "spark.sql.execution.pandas.udf.buffer.size"
@@ -51,7 +51,7 @@ def _session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
 
 def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
     """Return the stream of records at or after `start_offsets` for the real-time trigger, each followed by a row of nulls."""
-    records = _from(source.read_realtime(spark, config.kafka, config.source, at_most=None), start_offsets)
+    records = _from(topic_source.read_realtime(spark, config.kafka, config.source, at_most=None), start_offsets)
     record = F.struct(*records.columns)
     filler = F.struct(*(F.lit(None).cast(kind).alias(name) for name, kind in records.dtypes))
     return records.select(F.explode(F.array(record, filler)).alias("row")).select("row.*")
@@ -62,7 +62,7 @@ def read_in_micro_batches(spark: SparkSession, config: settings.Settings, start_
 
     Used while the lane catches up or has too few slots, and with `--once`.
     """
-    records = source.read_realtime(spark, config.kafka, config.source, at_most=config.source.max_events_per_batch)
+    records = topic_source.read_realtime(spark, config.kafka, config.source, at_most=config.source.max_events_per_batch)
     return _from(records, start_offsets).coalesce(config.spark.parallelism)
 
 

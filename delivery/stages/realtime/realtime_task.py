@@ -24,7 +24,7 @@ from delivery.stages.tasks import task_context
 from delivery.webhooks.lanes.lane_driver import DRAIN_S
 from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results import completed_work
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import deferral
 
@@ -242,7 +242,7 @@ class RealtimeTask:
             state=state,
             failure=failure,
             known=followed().known(),
-            tally=total,
+            counters=total,
             gone=gone,
             unresponsive=unresponsive,
             next_offsets=self._next,

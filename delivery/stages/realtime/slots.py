@@ -15,7 +15,7 @@ from pyspark import SparkContext
 
 from delivery import errors
 from delivery.config import kafka_clients, settings
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def partitions(config: settings.Settings) -> dict[str, int] | None:
         found = kafka_clients.admin(config.kafka).list_topics(timeout=TIMEOUT_S).topics
     except (KafkaException, errors.SettingsError):  # a file of certificates is unreadable while it is replaced
         return None
-    return {name: len(topic.partitions) for name, topic in found.items() if source.is_realtime(config.source, name)}
+    return {name: len(topic.partitions) for name, topic in found.items() if topic_source.is_realtime(config.source, name)}
 
 
 def available(context: SparkContext) -> int:

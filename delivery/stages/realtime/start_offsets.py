@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from delivery import errors
-from delivery.config import kafka_clients, settings, worker_plans
+from delivery.config import kafka_clients, plan_builder, settings
 from delivery.registry_model import DeliveryMode
 from delivery.stages.checkpoint import offset_log, recovery
-from delivery.stages.kafka import completed_reader, source
+from delivery.stages.kafka import completed_reader, topic_source
 from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results import log_records
 from delivery.webhooks.results.completed_work import Key
@@ -76,9 +76,9 @@ def read(
     if begun.since_ms is None:
         return StartOffsets(dict(begun.positions), frozenset(), is_first=True)
     asked = completed_reader.CompletedWork(
-        client=kafka_clients.for_librdkafka(config.kafka), topics=worker_plans.plan_of(config).topics, since_ms=begun.since_ms
+        client=kafka_clients.for_librdkafka(config.kafka), topics=plan_builder.plan_of(config).topics, since_ms=begun.since_ms
     )
-    runs, newest_ms = _receipts_patiently(asked, of or functools.partial(source.is_realtime, config.source))
+    runs, newest_ms = _receipts_patiently(asked, of or functools.partial(topic_source.is_realtime, config.source))
     places = begun.positions.keys() | runs.keys()
     next_offsets = {place: handled_up_to(begun.positions.get(place, 0), runs.get(place, ())) for place in places}
     # Rows beyond the receipts were written in the last seconds before the end; SLACK_MS covers them.

@@ -43,7 +43,7 @@ def addresses(context: SparkContext) -> tuple[str, str]:
 class TaskReports:
     """The sum of the reports of all tasks since the last `TaskServer.drain`. The fields are those of `messages.TaskReport`."""
 
-    tally: Counters = field(default_factory=Counters)
+    counters: Counters = field(default_factory=Counters)
     gone: frozenset[EndpointId] = frozenset()
     unresponsive: frozenset[EndpointId] = frozenset()
     records: int = 0
@@ -53,7 +53,7 @@ class TaskReports:
     def plus(self, report: messages.TaskReport) -> TaskReports:
         """Return the sum with one more report."""
         return TaskReports(
-            tally=self.tally + report.tally,
+            counters=self.counters + report.counters,
             gone=self.gone | report.gone,
             unresponsive=self.unresponsive | report.unresponsive,
             records=self.records + report.records,

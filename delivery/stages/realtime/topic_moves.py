@@ -18,7 +18,7 @@ from delivery import errors
 from delivery.config import settings
 from delivery.stages.checkpoint import offset_log, recovery
 from delivery.stages.checkpoint.offset_log import Positions
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 from delivery.stages.realtime import start_offsets
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ def move_topics(spark: SparkSession, config: settings.Settings, names: Collectio
     if not (kept or config.source.realtime_pattern):
         return
     at = {} if direct is None else direct.positions
-    _, come = split_by_topic(at, lambda topic: source.is_realtime(config.source, topic))
-    _, gone = split_by_topic(kept, lambda topic: not source.is_realtime(config.source, topic))
+    _, come = split_by_topic(at, lambda topic: topic_source.is_realtime(config.source, topic))
+    _, gone = split_by_topic(kept, lambda topic: not topic_source.is_realtime(config.source, topic))
     if not (come or gone):
         return
     _require_both_lanes(names, {**come, **gone})

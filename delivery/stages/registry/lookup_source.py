@@ -16,7 +16,7 @@ import tenacity
 from pyspark import SparkContext
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.observability import metrics
 from delivery.registry_model import Revision
 from delivery.webhooks.http import guard
@@ -83,7 +83,7 @@ class Lookups:
         return LookupSource(
             database=self._config.database,
             keys=self._config.keys,
-            guard=worker_plans.guard_of(self._config.delivery),
+            guard=plan_builder.guard_of(self._config.delivery),
             ttl_s=self._config.snapshot.lookup_ttl_s,
             max_answers=self._config.snapshot.lookup_max_answers,
             revision=revision,

@@ -21,7 +21,7 @@ import tenacity
 from pyspark import Broadcast, SparkContext
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.observability import metrics
 from delivery.registry_model import Revision
 from delivery.webhooks.routing import registries
@@ -102,7 +102,7 @@ class Follower:
         self._database = config.database
         self._snapshot = config.snapshot
         self._ring = keyring.KeyRing.from_settings(config.keys)
-        self._guard = worker_plans.guard_of(config.delivery)
+        self._guard = plan_builder.guard_of(config.delivery)
         self._stop = stop
         self._clock = clock
         self._published: Published | None = None

@@ -21,7 +21,7 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import deferral
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
-"""Columns of the record streams that delivery.stages.kafka.source reads, and of their Arrow batches."""
+"""Columns of the record streams that delivery.stages.kafka.topic_source reads, and of their Arrow batches."""
 KEY = "key"
 """A further column, if the job takes batch records apart."""
 _KINDS = ("string", "int", "long", "long", "binary", "string")

@@ -21,7 +21,7 @@ from delivery.observability import logs
 from delivery.registry_model import EndpointId
 from delivery.webhooks.results import attempt_log, counters
 from delivery.webhooks.results.counters import Counters
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.state.backlog import ShardBacklog
 
 Term_contra = TypeVar("Term_contra", contravariant=True)

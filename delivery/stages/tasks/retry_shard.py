@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from delivery import errors
 from delivery.registry_model import EndpointId
-from delivery.stages.tasks import route, shard_state, task_context
+from delivery.stages.tasks import collect_segments, shard_state, task_context
 from delivery.webhooks.batching import segment
 from delivery.webhooks.retries import retry_messages, shard_scheduler, window
 from delivery.webhooks.state import backlog
@@ -54,7 +54,7 @@ def take_leases(
     spread = (
         records.select(*COLUMNS)
         .coalesce(parallelism)
-        .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), route.SCHEMA)
+        .mapInArrow(SpreadPartition(tools=tools, shard_keys=shard_keys), collect_segments.SCHEMA)
     )
     return shard_state.decide_shards(
         spread, RetryDecision(topic=topic, policy=policy, look_ahead_ms=look_ahead_ms), pending, tools.begin
@@ -77,21 +77,21 @@ class SpreadPartition:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = self.tools.begin()
         # Each shard checks its due times in every micro-batch, also without records.
-        yield from route.written([route.RoutedRow(key) for key in self.shard_keys])
+        yield from collect_segments.written([collect_segments.RoutedRow(key) for key in self.shard_keys])
         read_until: dict[int, int] = {}
         for batch in batches:
             columns = [batch.column(name).to_pylist() for name in COLUMNS]
             # The last record of a partition decides. The newest time would be that of the worker with the fastest clock.
             read_until |= zip(columns[0], columns[2], strict=True)
-            yield from route.written(
-                route.RoutedRow(self._shard_key_of(key), key=_place.pack(partition, offset), value=value)
+            yield from collect_segments.written(
+                collect_segments.RoutedRow(self._shard_key_of(key), key=_place.pack(partition, offset), value=value)
                 for partition, offset, _, key, value in zip(*columns, strict=True)
                 if key is not None and value is not None
             )
         if read_until:
             # To all shards: each partition may have the report of any shard.
             least_ms = _time.pack(min(read_until.values()))
-            yield from route.written([route.RoutedRow(key, value=least_ms) for key in self.shard_keys])
+            yield from collect_segments.written([collect_segments.RoutedRow(key, value=least_ms) for key in self.shard_keys])
         task.finish()
 
     def _shard_key_of(self, key: bytes) -> int:

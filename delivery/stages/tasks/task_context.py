@@ -24,7 +24,7 @@ from delivery.stages.tasks import orphan
 from delivery.webhooks.lanes import retry_lane, worker, worker_plan
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.results.completed_work import Key
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.scheduling import background_attempts
 
 STAGE_IS_OVER = "failed the maximum allowable number of times: 1"

@@ -23,7 +23,7 @@ from delivery.registry_model import DeliveryMode, Endpoint, EndpointId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.formats import decoder
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import intake, matching, registries, seen_ids
 from delivery.webhooks.sending import payload
 

@@ -14,7 +14,7 @@ from delivery.registry_model import ContentMode, DeliveryMode
 from delivery.webhooks.events import opaque, ordering_key, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.results import completed_work
-from delivery.webhooks.results.results import Results, final_results
+from delivery.webhooks.results.task_results import Results, final_results
 from delivery.webhooks.routing import intake, matching, registries, seen_ids
 from delivery.webhooks.scheduling import deferral, dispatch
 from delivery.webhooks.sending import payload

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from delivery.webhooks.lanes import drain_gate
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 
 RESULTS_EVERY_S = 0.05
 """Seconds between two sets of results of a running task. Yielded results are in Kafka some 10 ms later. Deliveries with these

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from delivery import errors
 from delivery.model import Record
 from delivery.webhooks.lanes import direct_lane, drain_gate
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing.intake import Receipt
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from delivery.webhooks.leases import lease_book, lease_runner, lease_triage, memory_budget
 from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
 from delivery.webhooks.results import completed_work
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries, revalidation
 from delivery.webhooks.scheduling import host_limits, limits

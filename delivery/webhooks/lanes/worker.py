@@ -31,7 +31,7 @@ from delivery.webhooks.lanes import (
     worker_plan,
 )
 from delivery.webhooks.results import background_results, completed_work
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import health_hints
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import (

@@ -6,7 +6,7 @@ from delivery.model import Attempt
 from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.retries import retry_messages
-from delivery.webhooks.scheduling import outage
+from delivery.webhooks.scheduling import outage_detection
 
 
 class EndpointObservations:
@@ -42,7 +42,9 @@ class EndpointObservations:
         if error_class is None or attempt.status is not None:
             self._responded[endpoint_id] = endpoint, True
         elif (
-            error_class in outage.UNREACHABLE_CLASSES and not lease.is_probe and entry.reason not in outage.UNREACHABLE_CLASSES
+            error_class in outage_detection.UNREACHABLE_CLASSES
+            and not lease.is_probe
+            and entry.reason not in outage_detection.UNREACHABLE_CLASSES
         ):
             self._responded.setdefault(endpoint_id, (endpoint, False))
 
@@ -51,8 +53,8 @@ class EndpointObservations:
         gone, self._gone = frozenset(self._gone), set()
         return gone
 
-    def drain_reachability(self) -> outage.Reachability:
+    def drain_reachability(self) -> outage_detection.Reachability:
         """Return the destinations that responded or were unreachable since the last call."""
-        reachability = outage.reachability(self._responded.values())
+        reachability = outage_detection.reachability(self._responded.values())
         self._responded = {}
         return reachability

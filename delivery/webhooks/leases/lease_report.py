@@ -12,7 +12,7 @@ from typing import Any
 from delivery.model import Attempt, NextAttempt, Outcome, OutcomeKind, Record, SkipReason
 from delivery.webhooks.leases import lease_delivery
 from delivery.webhooks.leases.lease_triage import Disposition
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import intake, registries, revalidation
 from delivery.webhooks.sending import batch_payload

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 
 from delivery.model import Attempt, Delivery, Outcome
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.sending.batch_payload import BatchOutcome
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from delivery.registry_model import Revision
-from delivery.webhooks.results.results import Results, background_results
+from delivery.webhooks.results.task_results import Results, background_results
 from delivery.webhooks.scheduling import background_attempts
 
 log = logging.getLogger(__name__)

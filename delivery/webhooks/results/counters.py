@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from delivery.model import Attempt, OutcomeKind
-from delivery.webhooks.results.results import Results
-from delivery.webhooks.scheduling import outage
+from delivery.webhooks.results.task_results import Results
+from delivery.webhooks.scheduling import outage_detection
 from delivery.webhooks.sending.batch_payload import REJECTED
 
 NONE = "none"
@@ -44,7 +44,7 @@ class Counters:
     latency_sum_s: float = 0.0
     most_in_flight: int = 0
     """Most requests in flight at the same time from one lane in one worker process. `a + b` has the larger number."""
-    reach: outage.Reachability = outage.NOTHING_ASKED
+    reach: outage_detection.Reachability = outage_detection.NOTHING_ASKED
     """Destinations of the requests, and which of them responded."""
     cpu_s: float = 0.0
     """CPU seconds that the worker processes used for this task or these tasks."""

@@ -24,7 +24,7 @@ from delivery.webhooks.results import (
     rejected_records,
 )
 from delivery.webhooks.results.rejected_records import RejectedRecord
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages, retry_records, window
 from delivery.webhooks.routing.intake import Rejection
 from delivery.webhooks.scheduling import background_attempts

@@ -99,8 +99,8 @@ class Dispatcher(Generic[Sent]):
 
     def report(self) -> DispatchReport:
         """Return the task's observations, and newly unresponsive endpoints of the worker. Called once, at the task's end."""
-        silent = self._memory.take_unresponsive(self._bounds.response_deadline_s, self._endpoint_time())
-        return endpoint_queue.report(self._queues.values(), silent, self._most_in_flight)
+        unresponsive = self._memory.take_unresponsive(self._bounds.response_deadline_s, self._endpoint_time())
+        return endpoint_queue.report(self._queues.values(), unresponsive, self._most_in_flight)
 
     async def wait_for_room(self) -> None:
         """Yield to the event loop. If more than ENOUGH_READY queues are ready, wait until fewer are, usually FEW_READY."""
@@ -111,7 +111,7 @@ class Dispatcher(Generic[Sent]):
         """Wait until every delivery has its outcome. Overdue attempts move to the background. Do not call `submit` again."""
         self._timeouts.stop()
         self._enter(timeouts.Phase.FINISHING)
-        self._hand_over_quick_retries()
+        self._defer_quick_retries()
         await self._wait_for_unsettled(0)
         self.abandon()
 
@@ -189,14 +189,14 @@ class Dispatcher(Generic[Sent]):
             return
         most_s = self._bounds.response_deadline_s
         overdue = endpoint_queue.overdue(self._attempts, self._endpoint_time(), most_s)
-        if not endpoint_queue.may_be_local_outage(self._queues.values(), overdue.silent, most_s):
+        if not endpoint_queue.may_be_local_outage(self._queues.values(), overdue.without_response, most_s):
             for pending in overdue.attempts:
                 if self._background.has_room(pending.delivery):
                     self._continue_in_background(pending, *self._attempts.pop(pending))
             for queue, since in overdue.unresponsive:
                 queue.is_unresponsive = True
                 if not queue.response_time.exceeds(most_s):  # otherwise it responds, but usually takes longer than that
-                    self._memory.add_silent(queue, since)
+                    self._memory.add_without_response(queue, since)
                 self._defer_waiting(queue, retry_reasons.SLOW)
         self._timeouts.start_response_deadline(overdue.check_in_s)
 
@@ -358,11 +358,11 @@ class Dispatcher(Generic[Sent]):
             self._finish(pending, self._deferrals.quick_retry(pending.delivery, pending.attempts, wait_s))
         else:
             self._quick_retries.begin(pending, wait_s)
-            self._hand_over_quick_retries()
+            self._defer_quick_retries()
         if is_open:
             self._defer_waiting(queue, retry_reasons.CIRCUIT_OPEN)
 
-    def _hand_over_quick_retries(self) -> None:
+    def _defer_quick_retries(self) -> None:
         """If the last deliveries of the task wait for quick retries, defer them. The retry lane then makes these retries.
 
         These deliveries continue to wait in the task:
@@ -391,7 +391,7 @@ class Dispatcher(Generic[Sent]):
         if self._unsettled <= self._awaited_unsettled:
             self._changed.set()
         elif self._quick_retries:
-            self._hand_over_quick_retries()
+            self._defer_quick_retries()
 
     def _runner_ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)

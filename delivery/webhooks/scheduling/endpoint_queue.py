@@ -17,12 +17,19 @@ from delivery import errors
 from delivery.model import Attempt, Sent
 from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.policy import error_classes
-from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits, outage, response_times
+from delivery.webhooks.scheduling import (
+    background_attempts,
+    circuit_breaker,
+    host_limits,
+    limits,
+    outage_detection,
+    response_times,
+)
 
 FEW_DESTINATIONS = 2
 """Maximum of destinations of a task that may all be unresponsive by their own fault. If a task has more destinations, of
 several customers, and hardly any of them has responded, the task waits for the end of its attempts. The driver then judges from
-all tasks whether our own network is broken (delivery.webhooks.scheduling.outage)."""
+all tasks whether our own network is broken (delivery.webhooks.scheduling.outage_detection)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,8 +134,8 @@ class Queue(Generic[Sent]):
                 return False
         else:
             if error_class != errors.AttemptTimedOut.error_class:
-                self.response_time.silent_since = None
-            self.was_unreachable |= error_class in outage.UNREACHABLE_CLASSES
+                self.response_time.no_response_since = None
+            self.was_unreachable |= error_class in outage_detection.UNREACHABLE_CLASSES
             self.is_gone |= error_class == error_classes.GONE
             if breaker is None:  # another queue of the endpoint may have stored one meanwhile
                 breaker = self.breaker = breakers.setdefault(self.endpoint_id, circuit_breaker.CircuitBreaker())
@@ -143,11 +150,11 @@ class DispatchReport(NamedTuple):
 
     most_in_flight: int
     """Maximum of requests in flight at once."""
-    reachability: outage.Reachability
+    reachability: outage_detection.Reachability
     gone: frozenset[EndpointId]
     """Endpoints that have responded 410 Gone."""
     unresponsive: frozenset[EndpointId]
-    """Endpoints of the worker that have been silent for `response_deadline_s`
+    """Endpoints of the worker that have sent no response for `response_deadline_s`
     (`EndpointMemory.take_unresponsive`)."""
     accepting: Sequence[Endpoint]
     """Endpoints that have accepted a delivery."""
@@ -161,34 +168,34 @@ class EndpointMemory:
     hosts: host_limits.Hosts
     breakers: circuit_breaker.CircuitBreakers
     first_responses: response_times.FirstResponses = field(default_factory=response_times.FirstResponses)
-    silent: dict[EndpointId, response_times.ResponseTime] = field(default_factory=dict)
+    without_response: dict[EndpointId, response_times.ResponseTime] = field(default_factory=dict)
     """Endpoints that have missed a response deadline and are not yet reported as unresponsive."""
     response_times: response_times.ResponseTimes
 
-    def add_silent(self, queue: Queue[Any], since: float) -> None:
+    def add_without_response(self, queue: Queue[Any], since: float) -> None:
         """Record that the endpoint of `queue` has sent no response since `since`, by the endpoint clock.
 
         If an earlier silence of the endpoint is recorded and lasts, the earlier time stays.
         """
-        if queue.response_time.silent_since is None:
-            queue.response_time.silent_since = since
-            self.silent[queue.endpoint_id] = queue.response_time
+        if queue.response_time.no_response_since is None:
+            queue.response_time.no_response_since = since
+            self.without_response[queue.endpoint_id] = queue.response_time
 
-    def take_unresponsive(self, silent_s: float, now: float) -> frozenset[EndpointId]:
-        """Return the endpoints that have been silent for at least `silent_s`.
+    def take_unresponsive(self, no_response_s: float, now: float) -> frozenset[EndpointId]:
+        """Return the endpoints that have sent no response for at least `no_response_s`.
 
-        Each is returned once, and again only if a later attempt misses its response deadline and the endpoint is silent for
-        `silent_s` again. An endpoint that was silent for less is not returned, so the other workers continue to send to it.
+        Each is returned once, and again only if a later attempt misses its response deadline and the endpoint sends no response
+        for `no_response_s` again. Other workers continue to send to an endpoint that was without a response for less time.
         """
         found = set()
-        for endpoint_id, response_time in list(self.silent.items()):
-            since = response_time.silent_since
-            if since is not None and now - since < silent_s:
+        for endpoint_id, response_time in list(self.without_response.items()):
+            since = response_time.no_response_since
+            if since is not None and now - since < no_response_s:
                 continue
-            del self.silent[endpoint_id]
+            del self.without_response[endpoint_id]
             if since is not None:
                 # An attempt that times out does not end a silence. Without this, a later hang would never be recorded.
-                response_time.silent_since = None
+                response_time.no_response_since = None
                 found.add(endpoint_id)
         return frozenset(found)
 
@@ -226,7 +233,7 @@ class Overdue(NamedTuple, Generic[Sent]):
     attempts: list[PendingDelivery[Sent]]
     unresponsive: list[tuple[Queue[Sent], float]]
     """Queues of endpoints that have sent no response since an overdue attempt began, and when the first such attempt began."""
-    silent: list[Queue[Sent]]
+    without_response: list[Queue[Sent]]
     """Queues of endpoints that have sent no response since an attempt in flight began, whether the attempt is overdue or not.
     Endpoints whose mean or last response time exceeds `response_deadline_s` are left out. Empty if none of these endpoints has
     an overdue attempt: then silence is no sign of an outage."""
@@ -245,9 +252,9 @@ def report(queues: Collection[Queue[Any]], unresponsive: frozenset[EndpointId], 
     )
 
 
-def reachability(queues: Iterable[Queue[Sent]]) -> outage.Reachability:
+def reachability(queues: Iterable[Queue[Sent]]) -> outage_detection.Reachability:
     """Return which destinations of these queues have responded, and which were unreachable."""
-    return outage.reachability(
+    return outage_detection.reachability(
         (queue.endpoint, queue.has_responded) for queue in queues if queue.has_responded or queue.was_unreachable
     )
 
@@ -260,43 +267,45 @@ def overdue(in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: floa
     """
     attempts: list[PendingDelivery[Sent]] = []
     unresponsive: dict[EndpointId, tuple[Queue[Sent], float]] = {}
-    silent: dict[EndpointId, Queue[Sent]] = {}
+    without_response: dict[EndpointId, Queue[Sent]] = {}
     is_suspicious = False
     check_in_s = math.inf
     for pending, (queue, _) in in_flight.items():
         if queue.waiting and queue.has_responded:
             continue
-        is_silent, is_slow = queue.responded_at <= pending.since, queue.response_time.exceeds(max_s)
-        if is_silent and not is_slow:
-            silent[queue.endpoint_id] = queue
+        has_no_response, is_slow = queue.responded_at <= pending.since, queue.response_time.exceeds(max_s)
+        if has_no_response and not is_slow:
+            without_response[queue.endpoint_id] = queue
         left_s = pending.since + queue.response_time.deadline_s(max_s) - now
         if left_s > limits.ROUNDING_S:
             check_in_s = min(check_in_s, left_s)
             continue
         attempts.append(pending)
-        if is_silent:
+        if has_no_response:
             unresponsive.setdefault(queue.endpoint_id, (queue, pending.since))  # the first attempt is the oldest
             is_suspicious |= not is_slow
     return Overdue(
         attempts,
         list(unresponsive.values()),
-        list(silent.values()) if is_suspicious else [],
+        list(without_response.values()) if is_suspicious else [],
         response_times.MIN_MARGIN_S if check_in_s == math.inf else check_in_s,
     )
 
 
-def may_be_local_outage(queues: Collection[Queue[Sent]], silent: Collection[Queue[Sent]], max_s: float) -> bool:
+def may_be_local_outage(queues: Collection[Queue[Sent]], without_response: Collection[Queue[Sent]], max_s: float) -> bool:
     """Return True if our own network may be broken: of more than FEW_DESTINATIONS destinations hardly any has responded.
 
     The destinations must be of several customers (`outage.Reachability.is_broken`). An endpoint that has not responded in this
     task counts as unreachable in two cases:
     1. An attempt to it failed with a class in `outage.UNREACHABLE_CLASSES`.
-    2. It is silent or unresponsive, and neither its mean nor its last response time exceeds `max_s`.
+    2. It is unresponsive or `without_response`, and neither its mean nor its last response time exceeds `max_s`.
     """
     unknown = (
         queue
         for queue in queues
-        if not queue.has_responded and (queue.is_unresponsive or queue in silent) and not queue.response_time.exceeds(max_s)
+        if not queue.has_responded
+        and (queue.is_unresponsive or queue in without_response)
+        and not queue.response_time.exceeds(max_s)
     )
-    seen = reachability(queues) + outage.reachability((queue.endpoint, False) for queue in unknown)
+    seen = reachability(queues) + outage_detection.reachability((queue.endpoint, False) for queue in unknown)
     return seen.is_broken(least=FEW_DESTINATIONS + 1)

@@ -68,13 +68,13 @@ class FirstResponses(_Estimate):
 class ResponseTime(_Estimate):
     """The response time of one endpoint."""
 
-    __slots__ = ("_first_responses", "_last_s", "silent_since")
+    __slots__ = ("_first_responses", "_last_s", "no_response_since")
 
     def __init__(self, first_responses: FirstResponses) -> None:
         super().__init__()
         self._first_responses = first_responses
         self._last_s = 0.0
-        self.silent_since: float | None = None
+        self.no_response_since: float | None = None
         """When an attempt began to which the endpoint has sent no response within its deadline; None: there is none. An attempt
         that fails in another way than by its timeout ends the silence."""
 
@@ -84,7 +84,7 @@ class ResponseTime(_Estimate):
             self._first_responses.record(seconds)
         super().record(seconds)
         self._last_s = seconds
-        self.silent_since = None
+        self.no_response_since = None
 
     def exceeds(self, max_s: float) -> bool:
         """Return True if the mean or the last response time is longer than `max_s`."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from load_tests.scenarios.at_scale import population
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
@@ -81,7 +81,7 @@ class _Changer:
     """Make changes of the spare rows. After KINDS rounds over all spare endpoints, the registry is as it was before."""
 
     def __init__(self, config: settings.Settings, spare: int) -> None:
-        self._guard = worker_plans.guard_of(config.delivery)
+        self._guard = plan_builder.guard_of(config.delivery)
         self._ring = keyring.KeyRing.from_settings(config.keys)
         self._spare = spare
 

@@ -14,7 +14,7 @@ import psycopg
 import pydantic
 from psycopg.pq import TransactionStatus
 
-from subscriptions_db.api.contract import audit, cursors, etags, problems, routes
+from subscriptions_db.api.contract import cursors, etags, problems, request_audit, routes
 from subscriptions_db.api.contract.routes import Call, ListQuery, Model
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres.sql import query
@@ -162,7 +162,7 @@ def put(call: Call, document: Mapping[str, Any], *, customer_id: str | None, str
     """
     result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring, strict=strict)
     for change in result.changes:
-        audit.write(call, change.action, change.kind, change.id, customer_id=customer_id, **change.audit_fields())
+        request_audit.write(call, change.action, change.kind, change.id, customer_id=customer_id, **change.audit_fields())
     return result
 
 
@@ -181,7 +181,7 @@ def delete(
     before = locked_row(call, kind, row_id)
     require_conditions(call, show)
     call.connection.execute(query(f"delete_{kind}s"), {"ids": [row_id]})
-    audit.write(call, "delete", kind, row_id, customer_id=owner(before), before=before)
+    request_audit.write(call, "delete", kind, row_id, customer_id=owner(before), before=before)
 
 
 def new_id(prefix: str) -> str:

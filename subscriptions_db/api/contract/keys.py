@@ -20,7 +20,7 @@ from delivery import errors
 from delivery.registry_model import EndpointId, TenantId
 from delivery.secret import Secret
 from subscriptions_db.api.contract.principals import Principal, Scope
-from subscriptions_db.postgres import audit, connect
+from subscriptions_db.postgres import audit_entries, connect
 from subscriptions_db.postgres.sql import query
 
 SECRET_BYTES = 32
@@ -99,7 +99,7 @@ def create(
         columns = {"tenants": None, "endpoints": None} | limits
         connection.execute(query("put_api_key"), row | {"digest": digest_of(text, is_limited=bool(limits))} | columns)
         after: dict[str, Any] = {"scope": scope.value, "name": name, "expires_at": expires_at} | limits
-        audit.note(connection, audit.COMMAND, "create", "api_key", key_id, customer_id=customer_id, after=after)
+        audit_entries.note(connection, audit_entries.COMMAND, "create", "api_key", key_id, customer_id=customer_id, after=after)
     return NewKey(key_id, Secret(text.encode()))
 
 
@@ -141,7 +141,7 @@ def revoke(connection: connect.Connection, key_id: str) -> None:
                 "before": {"revoked_at": None},
                 "after": {"revoked_at": found["revoked_at"]},
             }
-            audit.note(connection, audit.COMMAND, "revoke", "api_key", found["key_id"], **change)
+            audit_entries.note(connection, audit_entries.COMMAND, "revoke", "api_key", found["key_id"], **change)
     if found is None:
         named = key_id[:15]  # the id, without the secret of a whole key
         raise errors.RegistrationError(

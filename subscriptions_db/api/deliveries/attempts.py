@@ -18,7 +18,7 @@ from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.api.deliveries import dead_letters, record_pages
 from subscriptions_db.api.deliveries.dead_letters import Text
 from subscriptions_db.archive.ingest.archived_rows import AttemptRow
-from subscriptions_db.archive.search import attempts, cursor
+from subscriptions_db.archive.search import archive_positions, attempts
 
 
 class AttemptQuery(record_pages.RecordQuery, expansion.ExpandQuery):
@@ -114,12 +114,14 @@ def shown(found: attempts.FoundAttempts) -> list[Attempt]:
     return list(map(_shown, found.attempts, found.places))
 
 
-def _expanded(rows: Sequence[tuple[AttemptRow, cursor.RecordPosition]], endpoints: expansion.EndpointReader) -> list[Attempt]:
+def _expanded(
+    rows: Sequence[tuple[AttemptRow, archive_positions.RecordPosition]], endpoints: expansion.EndpointReader
+) -> list[Attempt]:
     expanded = endpoints.expanded(row.endpoint_id for row, _ in rows)
     return [_shown(row, place, expanded.get(row.endpoint_id)) for row, place in rows]
 
 
-def _shown(row: AttemptRow, place: cursor.RecordPosition, expanded: expansion.Expanded | None = None) -> Attempt:
+def _shown(row: AttemptRow, place: archive_positions.RecordPosition, expanded: expansion.Expanded | None = None) -> Attempt:
     return Attempt(
         id=place.text(),
         started_at=row.started_at,

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, Field
 
 from subscriptions_db import described
-from subscriptions_db.api.contract import audit, crud, problems, routes
+from subscriptions_db.api.contract import crud, problems, request_audit, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, NoParameters, Route
 from subscriptions_db.api.deliveries.dead_letters import Cursor, DeadLetterQuery, customer_of, selection
-from subscriptions_db.archive.search import consumers, counts, cursor
+from subscriptions_db.archive.search import archive_positions, consumers, counts
 from subscriptions_db.manifest import mistakes
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
@@ -143,7 +143,9 @@ def create(call: Call) -> Consumer:
         raise problems.Refused(
             409, "a consumer with this name exists and is unchanged", ("name", "is already used: choose another name")
         )
-    audit.write(call, "create", "consumer", wanted.name, customer_id=customer_id, after=wanted.model_dump(exclude_none=True))
+    request_audit.write(
+        call, "create", "consumer", wanted.name, customer_id=customer_id, after=wanted.model_dump(exclude_none=True)
+    )
     [made] = shown(call.connection, customer_id, consumers.list_consumers(call.connection, customer_id, wanted.name))
     return made
 
@@ -154,7 +156,7 @@ def change(call: Call) -> Consumer:
     consumers.set_max_receives(call.connection, customer_id, before.name, call.body_as(ConsumerChange).max_receives)
     changed = get(call)
     fields = {"before": {"max_receives": before.max_receives}, "after": {"max_receives": changed.max_receives}}
-    audit.write(call, "update", "consumer", before.name, customer_id=customer_id, **fields)
+    request_audit.write(call, "update", "consumer", before.name, customer_id=customer_id, **fields)
     return changed
 
 
@@ -162,7 +164,7 @@ def delete(call: Call) -> None:
     """Delete a consumer and its leases. Dead letters stay unchanged."""
     before, customer_id = existing_consumer(call), customer_of(call)
     consumers.delete(call.connection, customer_id, before.name)
-    audit.write(call, "delete", "consumer", before.name, customer_id=customer_id, before=_fields(before))
+    request_audit.write(call, "delete", "consumer", before.name, customer_id=customer_id, before=_fields(before))
 
 
 def seek(call: Call) -> Consumer:
@@ -176,8 +178,8 @@ def seek(call: Call) -> Consumer:
         raise problems.invalid(("", "give one of to, cursor and since"))
     consumers.seek(call.connection, customer_id, before.name, after=after)
     moved = get(call)
-    change = {"before": {"cursor": cursor.letter_cursor(before.read_until)}, "after": {"cursor": moved.cursor}}
-    audit.write(call, "seek", "consumer", before.name, customer_id=customer_id, **change)
+    change = {"before": {"cursor": archive_positions.letter_cursor(before.read_until)}, "after": {"cursor": moved.cursor}}
+    request_audit.write(call, "seek", "consumer", before.name, customer_id=customer_id, **change)
     return moved
 
 
@@ -187,7 +189,7 @@ def _position(call: Call, customer_id: str, place: SeekTarget) -> int | None:
     if len(named) > 1:
         raise problems.invalid(*((name, "cannot be combined: give only one of to, cursor and since") for name in named))
     if place.cursor is not None:
-        return cursor.letter_position(place.cursor)
+        return archive_positions.letter_position(place.cursor)
     if place.since is not None:
         return consumers.position_before(call.connection, customer_id, place.since)
     if place.to is not None:
@@ -220,7 +222,7 @@ def _fields(state: consumers.ConsumerState) -> dict[str, Any]:
         "event_type": state.selection.event_type,
         "tenant": state.selection.tenant_id,
         "reason": state.selection.reason,
-        "cursor": cursor.letter_cursor(state.read_until),
+        "cursor": archive_positions.letter_cursor(state.read_until),
         "unacknowledged": state.unacknowledged,
         "max_receives": state.max_receives,
         "created_at": state.created_at,

@@ -12,11 +12,11 @@ from typing import Annotated
 from pydantic import Field
 
 from subscriptions_db import described
-from subscriptions_db.api.contract import audit, problems, routes
+from subscriptions_db.api.contract import problems, request_audit, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, Route
 from subscriptions_db.api.deliveries import dead_letters
 from subscriptions_db.api.deliveries.dead_letters import Cursor, DeadLetterTimeQuery
-from subscriptions_db.archive.search import archived_dead_letters, cursor
+from subscriptions_db.archive.search import archive_positions, archived_dead_letters
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
 
 MAX_MARKED = 1000
@@ -92,7 +92,7 @@ def _mark(call: Call, state: LetterState) -> MarkedLetter:
             f"the dead letter is {after.state}: a waiting one can be discarded, a waiting or discarded one can be redriven",
         )
     fields = {"before": {"state": before.state}, "after": {"state": after.state}}
-    audit.write(call, _ACTIONS[state], "dead_letter", after.id, customer_id=before.customer_id, **fields)
+    request_audit.write(call, _ACTIONS[state], "dead_letter", after.id, customer_id=before.customer_id, **fields)
     return after
 
 
@@ -111,18 +111,20 @@ def _mark_many(call: Call, state: LetterState) -> MarkedLetters:
         now=dt.datetime.now(dt.UTC),
     )
     fields = {"asked": asked, "count": marked.count, "until": str(marked.until)}
-    audit.write(call, _ACTIONS[state], "dead_letters", customer_id, customer_id=customer_id, after=fields)
+    request_audit.write(call, _ACTIONS[state], "dead_letters", customer_id, customer_id=customer_id, after=fields)
     return shown(marked)
 
 
 def position_behind(text: str | None) -> int:
     """Return the position after which a request continues, by its cursor. Without a cursor: 0, the beginning."""
-    return cursor.letter_position(text) if text else 0
+    return archive_positions.letter_position(text) if text else 0
 
 
 def shown(marked: archived_dead_letters.MarkResult) -> MarkedLetters:
     """Convert the result of a redrive or discard of many dead letters to the API's type."""
-    return MarkedLetters(count=marked.count, next_cursor=cursor.letter_cursor(marked.until), has_more=marked.has_more)
+    return MarkedLetters(
+        count=marked.count, next_cursor=archive_positions.letter_cursor(marked.until), has_more=marked.has_more
+    )
 
 
 _ACTIONS = {LetterState.REDRIVING: "redrive", LetterState.DISCARDED: "discard"}

@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, Field
 from subscriptions_db import described, disclosure
 from subscriptions_db.api.contract import crud, expansion, problems, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, ListQuery, LongPoll, NoParameters, RawBytes, Route, WaitS
-from subscriptions_db.archive.search import archived_dead_letters, counts, cursor
+from subscriptions_db.archive.search import archive_positions, archived_dead_letters, counts
 from subscriptions_db.archive.search.archived_dead_letters import ArchivedDeadLetter, LetterState
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.manifest import manifest, mistakes
@@ -26,7 +26,7 @@ MAX_LETTERS = 100
 
 Text = Annotated[str, Field(min_length=1, max_length=255, pattern=mistakes.NO_NULL_PATTERN)]
 Reason = Annotated[str, Field(min_length=1, max_length=64, pattern=mistakes.NO_NULL_PATTERN)]
-Cursor = Annotated[str, Field(max_length=cursor.MAX_CHARS)]
+Cursor = Annotated[str, Field(max_length=archive_positions.MAX_CHARS)]
 
 
 class DeadLetterQuery(NoParameters):
@@ -150,7 +150,7 @@ def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
 def position(call: Call) -> int:
     """Return the position of the dead letter that the request's path names; raise Refused with 404 if its id is no position."""
     text = call.path["letter_id"]
-    if not text.isdecimal() or int(text) > cursor.MAX_POSITION:
+    if not text.isdecimal() or int(text) > archive_positions.MAX_POSITION:
         raise problems.not_found("dead letter")
     return int(text)
 
@@ -185,7 +185,7 @@ def list_(call: Call) -> DeadLetters | LongPoll:
     Return a long poll instead if the request has `wait_s`, and no dead letter matches on this page or a later one.
     """
     wanted, customer_id = call.query_as(DeadLetterPageQuery), customer_of(call)
-    asked, (place, is_backwards) = selection(wanted), cursor.letter_start(wanted.cursor)
+    asked, (place, is_backwards) = selection(wanted), archive_positions.letter_start(wanted.cursor)
     if is_backwards:
         page = archived_dead_letters.browse_back(call.connection, customer_id, asked, before=place, limit=wanted.limit)
     else:
@@ -204,15 +204,15 @@ def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, tota
     `asked_cursor` is the cursor of the request. The page is complete from there to the position `until`. `has_further`: there
     may be more dead letters in the direction of the page.
     """
-    place, is_backwards = cursor.letter_start(asked_cursor)
+    place, is_backwards = archive_positions.letter_start(asked_cursor)
     if is_backwards:
-        following, has_more, earlier = cursor.letter_cursor(place - 1), True, until if has_further else None
+        following, has_more, earlier = archive_positions.letter_cursor(place - 1), True, until if has_further else None
     else:
-        following, has_more, earlier = cursor.letter_cursor(until), has_further, place + 1 if place else None
+        following, has_more, earlier = archive_positions.letter_cursor(until), has_further, place + 1 if place else None
     return LetterPageFields(
         next_cursor=following,
         has_more=has_more,
-        previous_cursor=None if earlier is None else cursor.letter_cursor_back(earlier),
+        previous_cursor=None if earlier is None else archive_positions.letter_cursor_back(earlier),
         total=None if total is None else total.letters,
         is_total_exact=None if total is None else total.is_exact,
     )

@@ -10,7 +10,7 @@ import datetime as dt
 from pydantic import AwareDatetime
 
 from delivery.registry_model import EndpointStatus
-from subscriptions_db.api.contract import audit, crud, routes
+from subscriptions_db.api.contract import crud, request_audit, routes
 from subscriptions_db.api.contract.routes import Call, NoParameters, Route
 from subscriptions_db.api.deliveries import dead_letter_actions
 from subscriptions_db.api.deliveries.dead_letter_actions import Limit, MarkedLetters
@@ -80,7 +80,7 @@ def recover(call: Call) -> RecoveredEndpoint:
         now=dt.datetime.now(dt.UTC),
     )
     after = {"since": wanted.since.isoformat(), "count": marked.count, "until": str(marked.until)}
-    audit.write(call, "recover", "endpoint", endpoint_id, customer_id=customer_id, after=after)
+    request_audit.write(call, "recover", "endpoint", endpoint_id, customer_id=customer_id, after=after)
     status = EndpointStatus(endpoint["status"])
     detail = detail_of(status, awaits_permission=endpoint["awaits_permission"])
     return RecoveredEndpoint(**dict(dead_letter_actions.shown(marked)), status=status, detail=detail)

@@ -19,7 +19,7 @@ from subscriptions_db.api.contract.routes import Call, CustomerQuery, LongPoll, 
 from subscriptions_db.api.deliveries import consumers as consumer_routes
 from subscriptions_db.api.deliveries import dead_letters
 from subscriptions_db.api.deliveries.dead_letters import MAX_LETTERS, DeadLetter, customer_of
-from subscriptions_db.archive.search import consumers, cursor, receipts
+from subscriptions_db.archive.search import archive_positions, consumers, receipts
 from subscriptions_db.archive.search.receipts import ReceiptRefusal
 from subscriptions_db.postgres import connect
 
@@ -176,7 +176,12 @@ class _Settle(Protocol):
     """A function of receipts.py. It returns one result for each receipt handle, in order."""
 
     def __call__(
-        self, connection: connect.Connection, customer_id: str, name: str, receipts: Sequence[cursor.ReceiptHandle], /
+        self,
+        connection: connect.Connection,
+        customer_id: str,
+        name: str,
+        receipts: Sequence[archive_positions.ReceiptHandle],
+        /,
     ) -> list[receipts.ReceiptResult]: ...
 
 
@@ -198,12 +203,12 @@ def _settled(call: Call, done: Literal["acknowledged", "returned", "extended"], 
     return SettledLetters(letters=[str(position) for position in positions], refused=refused, results=results)
 
 
-def _handles(texts: Sequence[str]) -> tuple[dict[int, cursor.ReceiptHandle], list[RefusedReceipt]]:
+def _handles(texts: Sequence[str]) -> tuple[dict[int, archive_positions.ReceiptHandle], list[RefusedReceipt]]:
     """Return the valid receipt handles by their index, and the refused ones."""
     handles, refused = {}, []
     for index, text in enumerate(texts):
         try:
-            handles[index] = cursor.ReceiptHandle.read(text)
+            handles[index] = archive_positions.ReceiptHandle.read(text)
         except errors.RegistrationError as exc:
             refused.append(RefusedReceipt(index=index, problem=exc.problem))
     return handles, refused

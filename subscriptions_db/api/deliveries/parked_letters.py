@@ -11,12 +11,12 @@ from typing import Annotated
 from pydantic import Field
 
 from subscriptions_db import described
-from subscriptions_db.api.contract import audit, problems, routes
+from subscriptions_db.api.contract import problems, request_audit, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, ListQuery, NoParameters, Route
 from subscriptions_db.api.deliveries import consumers as consumer_routes
 from subscriptions_db.api.deliveries import dead_letters
 from subscriptions_db.api.deliveries.dead_letters import MAX_LETTERS, DeadLetter, DeadLetterTextQuery, customer_of
-from subscriptions_db.archive.search import consumers, counts, cursor, parked_letters
+from subscriptions_db.archive.search import archive_positions, consumers, counts, parked_letters
 from subscriptions_db.manifest import mistakes
 
 LetterId = Annotated[str, Field(pattern=mistakes.LETTER_ID_PATTERN)]
@@ -71,7 +71,7 @@ class UnparkedDeadLetters(described.DescribedModel):
 def list_(call: Call) -> ParkedDeadLetters:
     """Return a page of the parked dead letters of a consumer."""
     wanted, customer_id, name = call.query_as(ParkedPageQuery), customer_of(call), consumer_routes.existing_consumer(call).name
-    asked, (place, is_backwards) = dead_letters.selection(wanted), cursor.letter_start(wanted.cursor)
+    asked, (place, is_backwards) = dead_letters.selection(wanted), archive_positions.letter_start(wanted.cursor)
     page = parked_letters.browse(
         call.connection, customer_id, name, asked, place=place, is_backwards=is_backwards, limit=wanted.limit
     )
@@ -93,7 +93,9 @@ def unpark(call: Call) -> UnparkedDeadLetters:
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
     if wanted.everything == (wanted.letters is not None):
         raise problems.invalid(("letters", "name dead letters, or set everything to true, and not both"))
-    positions = None if wanted.letters is None else [min(int(letter), cursor.MAX_POSITION) for letter in wanted.letters]
+    positions = (
+        None if wanted.letters is None else [min(int(letter), archive_positions.MAX_POSITION) for letter in wanted.letters]
+    )
     unparked = parked_letters.unpark(call.connection, customer_id, name, positions, now=dt.datetime.now(dt.UTC))
     if unparked.has_more and not unparked.positions:
         raise problems.Refused(
@@ -102,7 +104,7 @@ def unpark(call: Call) -> UnparkedDeadLetters:
             "unparked: ack some first",
         )
     asked = {"everything": wanted.everything, "count": len(unparked.positions)}
-    audit.write(call, "unpark", "consumer", name, customer_id=customer_id, after=asked)
+    request_audit.write(call, "unpark", "consumer", name, customer_id=customer_id, after=asked)
     return UnparkedDeadLetters(letters=[str(position) for position in unparked.positions], has_more=unparked.has_more)
 
 

@@ -13,7 +13,7 @@ from pydantic import AwareDatetime
 from subscriptions_db.api.contract import cursors
 from subscriptions_db.api.contract.routes import CustomerQuery, ListQuery
 from subscriptions_db.api.deliveries.dead_letters import Text
-from subscriptions_db.archive.search import cursor, records
+from subscriptions_db.archive.search import archive_positions, records
 from subscriptions_db.manifest import manifest
 
 
@@ -35,9 +35,9 @@ class RecordQuery(CustomerQuery, ListQuery):
     until: AwareDatetime | None = None
     """Started before this time."""
 
-    def start(self) -> cursor.PageStart:
+    def start(self) -> archive_positions.PageStart:
         """Return where the page begins; raise RegistrationError for a cursor that is not valid."""
-        return cursor.PageStart.read(self.cursor) if self.cursor else records.NEWEST
+        return archive_positions.PageStart.read(self.cursor) if self.cursor else records.NEWEST
 
 
 class PageFields(TypedDict):
@@ -51,8 +51,8 @@ class PageFields(TypedDict):
 
 def fields(
     wanted: RecordQuery,
-    places: Sequence[cursor.RecordPosition],
-    further: cursor.RecordPosition | None,
+    places: Sequence[archive_positions.RecordPosition],
+    further: archive_positions.RecordPosition | None,
     count: Callable[[], records.Total],
 ) -> PageFields:
     """Return the cursors of a page and its total.
@@ -67,8 +67,8 @@ def fields(
         further=further,
         is_first=start == records.NEWEST,
         is_backwards=start.is_backwards,
-        next_of=lambda place: cursor.PageStart(place).text(),
-        previous_of=lambda place: cursor.PageStart(place, is_backwards=True).text(),
+        next_of=lambda place: archive_positions.PageStart(place).text(),
+        previous_of=lambda place: archive_positions.PageStart(place, is_backwards=True).text(),
     )
     return PageFields(
         next_cursor=older,

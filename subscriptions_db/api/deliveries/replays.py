@@ -13,11 +13,11 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, Field
 
 from delivery import errors
-from subscriptions_db.api.contract import audit, crud, cursors, expansion, problems, routes
+from subscriptions_db.api.contract import crud, cursors, expansion, problems, request_audit, routes
 from subscriptions_db.api.contract.routes import Call, CustomerQuery, ListQuery, NoParameters, Route
 from subscriptions_db.api.deliveries import dead_letters
 from subscriptions_db.api.deliveries.dead_letters import Text
-from subscriptions_db.archive.search import attempts, cursor
+from subscriptions_db.archive.search import archive_positions, attempts
 from subscriptions_db.manifest import manifest
 from subscriptions_db.replays import requests
 from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplaySearch, ReplayState
@@ -203,7 +203,7 @@ def cancel(call: Call) -> Replay:
     if not requests.cancel(call.connection, before.customer_id, before.replay_id, now=dt.datetime.now(dt.UTC)):
         raise problems.Refused(409, f"the replay is {_found(call).state}: only an unfinished replay can be cancelled")
     change = {"before": {"state": before.state}, "after": {"state": ReplayState.CANCELLED}}
-    audit.write(call, "cancel", "replay", before.replay_id, customer_id=before.customer_id, **change)
+    request_audit.write(call, "cancel", "replay", before.replay_id, customer_id=before.customer_id, **change)
     return get(call)
 
 
@@ -224,13 +224,13 @@ def _ask(call: Call, customer_id: str, endpoint_id: str, asked: ReplayRange | Re
     fields = answer.model_dump(
         mode="json", include={"endpoint", "since", "until", "event_types", "webhook_id"}, exclude_none=True
     )
-    audit.write(call, "create", "replay", answer.id, customer_id=customer_id, after=fields)
+    request_audit.write(call, "create", "replay", answer.id, customer_id=customer_id, after=fields)
     return answer
 
 
-def _place(call: Call) -> cursor.RecordPosition:
+def _place(call: Call) -> archive_positions.RecordPosition:
     try:
-        return cursor.RecordPosition.read(call.path["attempt_id"])
+        return archive_positions.RecordPosition.read(call.path["attempt_id"])
     except errors.RegistrationError:
         raise problems.not_found("attempt") from None
 

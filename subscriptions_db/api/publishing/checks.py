@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from delivery import errors
-from delivery.config import lane_areas, settings, topic_pattern, worker_plans
+from delivery.config import lane_areas, plan_builder, settings, topic_pattern
 from delivery.model import Event, EventId, Record
 from delivery.registry_model import TenantId
 from delivery.webhooks.events import attributes, parsing
@@ -58,7 +58,7 @@ class Rules:
         delivery = config.delivery
         own = {delivery.attempts_topic, delivery.dead_letter_topic, delivery.rejected_topic, delivery.retries_topic}
         return cls(
-            layout=worker_plans.layout_of(config),
+            layout=plan_builder.layout_of(config),
             topic_pattern=config.source.topic_pattern,
             own_topics=frozenset(own | {config.operations.topic} | lane_areas.wakeup_topics(config)),
             framed_topics=config.schema_registry.topic_pattern,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from subscriptions_db import described
-from subscriptions_db.api.contract import audit, crud, routes, schemas
+from subscriptions_db.api.contract import crud, request_audit, routes, schemas
 from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.manifest import manifest, parts
 from subscriptions_db.postgres.sql import query
@@ -136,7 +136,7 @@ def _grant(call: Call, customer_id: str, wanted: TenantGrants) -> None:
             query("put_granted_tenant"), [{"customer_id": customer_id, "tenant_id": tenant_id} for tenant_id in granted]
         )
     change = {"before": before.model_dump(), "after": {"everything": wanted.everything, "tenants": tenants}}
-    audit.write(call, "grant", "customer", customer_id, customer_id=customer_id, **change)
+    request_audit.write(call, "grant", "customer", customer_id, customer_id=customer_id, **change)
 
 
 def _set_quotas(call: Call, customer_id: str, wanted: Quotas) -> None:
@@ -145,7 +145,7 @@ def _set_quotas(call: Call, customer_id: str, wanted: Quotas) -> None:
         return
     call.connection.execute(query("put_customer_quotas"), {"customer_id": customer_id} | wanted.model_dump())
     change = {"before": before.model_dump(), "after": wanted.model_dump()}
-    audit.write(call, "set_quotas", "customer", customer_id, customer_id=customer_id, **change)
+    request_audit.write(call, "set_quotas", "customer", customer_id, customer_id=customer_id, **change)
 
 
 def delete(call: Call) -> None:

@@ -16,7 +16,7 @@ from pydantic import Field
 from delivery import errors
 from delivery.registry_model import EndpointStatus
 from subscriptions_db import described
-from subscriptions_db.api.contract import audit, crud, cursors, problems, routes, schemas
+from subscriptions_db.api.contract import crud, cursors, problems, request_audit, routes, schemas
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.api.registry import endpoints
@@ -250,7 +250,7 @@ def _rotate(call: Call, endpoint_id: str, before: dict[str, Any]) -> ChangedEndp
 
 def _delete(call: Call, endpoint_id: str, before: dict[str, Any]) -> ChangedEndpoint:
     call.connection.execute(query("delete_endpoints"), {"ids": [endpoint_id]})
-    audit.write(call, "delete", "endpoint", endpoint_id, customer_id=before["customer"], before=before)
+    request_audit.write(call, "delete", "endpoint", endpoint_id, customer_id=before["customer"], before=before)
     return ChangedEndpoint(endpoint=endpoint_id, result=BulkResult.CHANGED)
 
 

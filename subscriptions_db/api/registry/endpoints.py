@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yarl
 
 from delivery.registry_model import EndpointStatus
-from subscriptions_db.api.contract import audit, crud, problems, routes, schemas
+from subscriptions_db.api.contract import crud, problems, request_audit, routes, schemas
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.postgres.sql import query
@@ -192,7 +192,7 @@ def change_status(
     after: dict[str, Any] = {"status": status.value, "disabled_reason": reason}
     was = {name: before[name] for name in after}
     if was != after:
-        audit.write(call, "update", "endpoint", endpoint_id, customer_id=before["customer"], before=was, after=after)
+        request_audit.write(call, "update", "endpoint", endpoint_id, customer_id=before["customer"], before=was, after=after)
     return was != after
 
 
@@ -215,7 +215,7 @@ def rotate_locked(call: Call, endpoint_id: str, before: dict[str, Any], wanted: 
     overlap = dt.timedelta(seconds=wanted.overlap_s)
     rotated = rotation.rotate_in_transaction(call.connection, call.ring, endpoint_id, scheme=wanted.scheme, overlap=overlap)
     fields = rotated.audit_fields(overlap)
-    audit.write(call, "rotate_secret", "endpoint", endpoint_id, customer_id=before["customer"], after=fields)
+    request_audit.write(call, "rotate_secret", "endpoint", endpoint_id, customer_id=before["customer"], after=fields)
     return schemas.RotatedSecret(**rotation.secret_document(endpoint_id, rotated))
 
 

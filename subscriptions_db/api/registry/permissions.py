@@ -12,7 +12,7 @@ from delivery import errors
 from delivery.webhooks.http.transport import Response
 from delivery.webhooks.sending import handshake
 from subscriptions_db import described
-from subscriptions_db.api.contract import audit, crud, problems, routes
+from subscriptions_db.api.contract import crud, problems, request_audit, routes
 from subscriptions_db.api.contract.routes import Call, PendingQuestion, Route
 from subscriptions_db.registration import receiver_permission
 
@@ -67,7 +67,7 @@ def _concluded(
     reply = receiver_permission.finish(call.connection, asking, said)
     after = crud.existing_row(call, "endpoint", asking.endpoint_id)
     fields = receiver_permission.audit_fields(reply, after)
-    audit.write(call, "validate", "endpoint", asking.endpoint_id, customer_id=before["customer"], after=fields)
+    request_audit.write(call, "validate", "endpoint", asking.endpoint_id, customer_id=before["customer"], after=fields)
     per_minute = after["permitted_per_minute"] if reply.state is handshake.HandshakeState.PERMITTED else None
     return ValidationResult(state=reply.state, permitted_per_minute=per_minute, reason=reply.reason)
 
@@ -88,7 +88,7 @@ def permit(call: Call) -> PermitResult:
         return PermitResult(state=handshake.HandshakeState.PERMITTED, permitted_per_minute=before["permitted_per_minute"])
     receiver_permission.permit(call.connection, endpoint_id, token, asked, per_minute)
     was, now = map(receiver_permission.permission, (before, crud.existing_row(call, "endpoint", endpoint_id)))
-    audit.write(call, "permit", "endpoint", endpoint_id, customer_id=before["customer"], before=was, after=now)
+    request_audit.write(call, "permit", "endpoint", endpoint_id, customer_id=before["customer"], before=was, after=now)
     return PermitResult(state=handshake.HandshakeState.PERMITTED, permitted_per_minute=per_minute)
 
 

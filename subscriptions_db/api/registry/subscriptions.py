@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from delivery.registry_model import PLATFORM
-from subscriptions_db.api.contract import audit, crud, expansion, problems, routes, schemas
+from subscriptions_db.api.contract import crud, expansion, problems, request_audit, routes, schemas
 from subscriptions_db.api.contract.routes import Call, NoParameters, Route
 from subscriptions_db.api.registry import customers
 from subscriptions_db.postgres.sql import query
@@ -135,7 +135,7 @@ def _set_status(call: Call, status: str) -> schemas.Subscription:
     if before["status"] != status:
         was, after = {"status": before["status"]}, {"status": status}
         owner = _owner(call, before["endpoint"])
-        audit.write(call, "update", "subscription", _id(call), customer_id=owner, before=was, after=after)
+        request_audit.write(call, "update", "subscription", _id(call), customer_id=owner, before=was, after=after)
     return get(call)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from subscriptions_db import described
-from subscriptions_db.api.contract import audit, crud, routes, schemas
+from subscriptions_db.api.contract import crud, request_audit, routes, schemas
 from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.manifest import manifest, parts
 from subscriptions_db.postgres.sql import query
@@ -117,7 +117,7 @@ def _set_quotas(call: Call, tenant_id: str, wanted: TenantQuotas) -> None:
         return
     call.connection.execute(query("put_tenant_quotas"), {"tenant_id": tenant_id} | wanted.model_dump())
     change = {"before": before.model_dump(), "after": wanted.model_dump()}
-    audit.write(call, "set_quotas", "tenant", tenant_id, customer_id=None, **change)
+    request_audit.write(call, "set_quotas", "tenant", tenant_id, customer_id=None, **change)
 
 
 def delete(call: Call) -> None:

@@ -30,7 +30,7 @@ from delivery.webhooks.http import guard, origin, transport
 from delivery.webhooks.scheduling import limits
 from delivery.webhooks.sending import batch_payload, payload, sender
 from subscriptions_db import described, disclosure
-from subscriptions_db.api.contract import audit, crud, problems, routes
+from subscriptions_db.api.contract import crud, problems, request_audit, routes
 from subscriptions_db.api.contract.routes import Call, PendingSend, Route
 from subscriptions_db.api.registry import event_types as catalogue
 from subscriptions_db.manifest import event_types, mistakes, parts
@@ -173,7 +173,7 @@ def send(call: Call) -> PendingSend:
 
 def _record(endpoint_id: str, call: Call) -> None:
     row = crud.existing_row(call, "endpoint", endpoint_id)  # it may be gone by now
-    audit.write(call, "test", "endpoint", endpoint_id, customer_id=row["customer"])
+    request_audit.write(call, "test", "endpoint", endpoint_id, customer_id=row["customer"])
 
 
 def _with_example(call: Call, wanted: TestEvent) -> TestEvent:

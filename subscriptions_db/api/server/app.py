@@ -22,7 +22,7 @@ import orjson
 from aiohttp import web
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.observability import metrics
 from delivery.webhooks.results.counters import NONE
 from subscriptions_db.api.contract import deprecation, etags, problem_types, problems
@@ -39,9 +39,9 @@ from subscriptions_db.api.server import (
     long_polls,
     openapi,
     problem_pages,
-    publishing,
+    publish_handler,
+    route_table,
     snapshot_feed,
-    table,
     transactions,
 )
 from subscriptions_db.manifest import mistakes
@@ -83,7 +83,7 @@ class Api:
         self._answerer = handler.RequestHandler(
             opened,
             opened.ring,
-            worker_plans.guard_of(config.delivery),
+            plan_builder.guard_of(config.delivery),
             config.api,
             config.delivery.webhook_origin,
         )
@@ -98,7 +98,7 @@ class Api:
             on_use=self._key_use.note,
             tokens=TokenVerifier(config.oidc, self._provider) if self._provider else None,
         )
-        self._publishing = publishing.Publishing(
+        self._publishing = publish_handler.Publishing(
             config, self._admission, lambda *counted: self._in_thread(functools.partial(opened.add_published, *counted))
         )
         self._polls = long_polls.LongPolls(config.api, self._handle, self._admission.authenticate, self._outside_in_flight)
@@ -111,10 +111,10 @@ class Api:
     def application(self) -> web.Application:
         """Return the aiohttp application with all routes."""
         app = web.Application(middlewares=[self._guarded], client_max_size=self._config.max_body_bytes)
-        for route in table.ROUTES:
+        for route in route_table.ROUTES:
             answer = self._answer if route.handler else self._publish
             _add(app, route.method, route.path, functools.partial(answer, route), has_head=not route.is_validation)
-        document = orjson.dumps(openapi.document(table.ROUTES, self._config.public_url))
+        document = orjson.dumps(openapi.document(route_table.ROUTES, self._config.public_url))
         _add(app, "GET", "/v1/openapi.json", functools.partial(_static, document))
         pages = {"": problem_pages.html_list()} | {f"/{code}": problem_pages.html_page(code) for code in problem_types.TYPES}
         for below, page in pages.items():
@@ -233,7 +233,7 @@ class Api:
         began = time.monotonic()
         request_id = request[REQUEST_ID] = _request_id(request)
         resource = request.match_info.route.resource
-        request[DEPRECATIONS] = table.deprecations(request.method, resource.canonical) if resource else set()
+        request[DEPRECATIONS] = route_table.deprecations(request.method, resource.canonical) if resource else set()
         try:
             async with asyncio.timeout(self._config.request_timeout_s) as request[long_polls.TIMEOUT]:
                 response = await (handler if self._in_flight <= self._config.max_waiting else _full)(request)
@@ -391,7 +391,7 @@ def _of_http(exc: web.HTTPException, request: web.Request) -> problems.Refused:
     match exc:
         case web.HTTPMethodNotAllowed():
             # `redrive` in `/v1/dead-letters/redrive`, as in other fixed paths, is no id.
-            allowed = ", ".join(sorted(table.methods(request.path) or exc.allowed_methods))
+            allowed = ", ".join(sorted(route_table.methods(request.path) or exc.allowed_methods))
             return problems.Refused(405, "the path does not take this method: use one in Allow", headers={"allow": allowed})
         case web.HTTPRequestEntityTooLarge():
             return problems.Refused(413, "the body is larger than api.max_body_bytes: send less in one request")

@@ -16,7 +16,7 @@ from pydantic.json_schema import models_json_schema
 from subscriptions_db.api.contract import problem_types, problems
 from subscriptions_db.api.contract.routes import RawBytes, Route
 from subscriptions_db.api.examples.example import PATH_PARAMETERS, Example
-from subscriptions_db.api.examples.table import EXAMPLES
+from subscriptions_db.api.examples.example_table import EXAMPLES
 
 REF = "#/components/schemas/{model}"
 ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"

@@ -17,7 +17,7 @@ import uvloop
 from aiohttp import web, web_response
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.observability import health
 from delivery.observability import http_endpoints as probes
 from delivery.observability.health import QueryPhase
@@ -56,7 +56,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
 
     Raise SettingsError for a wrong setting. If Postgres is not ready, serve all the same.
     """
-    worker_plans.warn_of_open_guard(config.delivery)
+    plan_builder.warn_of_open_guard(config.delivery)
     _hide_versions()
     async with contextlib.AsyncExitStack() as stack:
         opened = stack.enter_context(transactions.Store(config))
@@ -64,7 +64,7 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
         watch = health.Watch(pause_reason=functools.partial(_pause_reason, opened), stop=stop)
         probes.serve(config.metrics, {NAME: watch})
         sending = await stack.enter_async_context(
-            test_events.open_sender(config.delivery, worker_plans.guard_of(config.delivery))
+            test_events.open_sender(config.delivery, plan_builder.guard_of(config.delivery))
         )
         api = stack.enter_context(contextlib.closing(Api(config, opened, sending)))
         # The keep-alive timeout also closes a connection whose request head is not complete in time, even if bytes keep coming.

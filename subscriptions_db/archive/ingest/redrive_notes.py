@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from delivery.webhooks.state import chunking
 from subscriptions_db.archive.ingest import archived_rows
 from subscriptions_db.archive.ingest.archived_rows import DeadLetterRow, RedrivenRow
-from subscriptions_db.postgres import audit, connect
+from subscriptions_db.postgres import audit_entries, connect
 from subscriptions_db.postgres.sql import query
 
 MAX_READ_BYTES = 4 * 1024 * 1024
@@ -111,10 +111,12 @@ def _write_audit_entries(connection: connect.Connection, redriven: collections.C
     The API writes the audit entry of a redrive when it takes the request.
     """
     entries = [
-        audit.entry(audit.COMMAND, "redrive", "dead_letters", customer_id, customer_id=customer_id, after={"count": count})
+        audit_entries.entry(
+            audit_entries.COMMAND, "redrive", "dead_letters", customer_id, customer_id=customer_id, after={"count": count}
+        )
         for customer_id, count in redriven.items()
     ]
-    audit.note_many(connection, entries)
+    audit_entries.note_many(connection, entries)
 
 
 def forget(connection: connect.Connection, before: dt.date) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from psycopg.types.json import Jsonb
 
 from delivery import errors
-from subscriptions_db.archive.ingest import partitions, redrive_notes, statistics
+from subscriptions_db.archive.ingest import hourly_statistics, partitions, redrive_notes
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord, AttemptRow, DeadLetterRow, RedrivenRow
 from subscriptions_db.archive.notifications import outbox
 from subscriptions_db.archive.notifications.endpoint_health import Policy
@@ -129,7 +129,7 @@ def _write(
         progress.add_counts(connection, _summed(counts for record in new for counts in record.replay_counts))
         if kept.statistics:
             counted = (record.statistics for record in new)
-            statistics.add(connection, counted, today=today, retention_days=kept.statistics)
+            hourly_statistics.add(connection, counted, today=today, retention_days=kept.statistics)
         _store_offsets(connection, {(record.topic, record.partition): record.offset + 1 for record in new})
     return Written(letters=len(letters), attempts=len(to_keep), expired=len(attempts) - len(to_keep))
 

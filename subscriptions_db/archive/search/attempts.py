@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from subscriptions_db.archive.ingest.archived_rows import AttemptRow
 from subscriptions_db.archive.search import records, selection
-from subscriptions_db.archive.search.cursor import PageStart, RecordPosition
+from subscriptions_db.archive.search.archive_positions import PageStart, RecordPosition
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from delivery import errors
 from subscriptions_db import answer_size
 from subscriptions_db.archive.search import archived_dead_letters
+from subscriptions_db.archive.search.archive_positions import ReceiptHandle
 from subscriptions_db.archive.search.archived_dead_letters import ArchivedDeadLetter
-from subscriptions_db.archive.search.cursor import ReceiptHandle
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query

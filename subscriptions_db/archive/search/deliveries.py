@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from subscriptions_db.archive.search import records, selection
+from subscriptions_db.archive.search.archive_positions import PageStart, RecordPosition
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
-from subscriptions_db.archive.search.cursor import PageStart, RecordPosition
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from subscriptions_db.archive.search import consumers
-from subscriptions_db.archive.search.cursor import ReceiptHandle
+from subscriptions_db.archive.search.archive_positions import ReceiptHandle
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 

@@ -11,7 +11,7 @@ import datetime as dt
 from typing import Any, Literal, LiteralString, NamedTuple
 
 from subscriptions_db.archive.search import selection
-from subscriptions_db.archive.search.cursor import PageStart, RecordPosition
+from subscriptions_db.archive.search.archive_positions import PageStart, RecordPosition
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from subscriptions_db.archive.ingest import statistics
+from subscriptions_db.archive.ingest import hourly_statistics
 from subscriptions_db.archive.ingest.hourly_counts import Histogram, HourCounts
 from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
@@ -80,7 +80,7 @@ def read(
     The range begins with the bucket of `since`, and ends with the last bucket that begins before `until`.
     """
     first, end = by.floor(since), by.ceiling(until)
-    named = statistics.ALL_ENDPOINTS if endpoint_id is None else endpoint_id
+    named = hourly_statistics.ALL_ENDPOINTS if endpoint_id is None else endpoint_id
     wanted = {"customer_id": customer_id, "endpoint_id": named, "since": first, "until": end}
     with connect.translated_errors():
         rows = connection.execute(query("statistics"), wanted).fetchall()

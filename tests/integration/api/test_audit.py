@@ -4,7 +4,7 @@ import pytest
 
 from subscriptions_db.api.contract import cursors
 from subscriptions_db.api.registry import audit_log
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.registration import endpoint_status
 from tests.integration.api import world
 from tests.integration.api.test_isolation import BODIES, OF_ACME

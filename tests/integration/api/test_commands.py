@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fanout.cli import main
 from subscriptions_db.api.server import openapi
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.ingest.hourly_counts import HourCounts

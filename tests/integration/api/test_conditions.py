@@ -6,7 +6,7 @@ import re
 import pytest
 
 from subscriptions_db.api.contract.principals import Scope
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ import pytest
 from subscriptions_db.api.contract import deprecation, problems, routes
 from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.routes import NoParameters, Route
-from subscriptions_db.api.server import openapi, table
+from subscriptions_db.api.server import openapi, route_table
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -56,7 +56,7 @@ CHANGE = Route(
 @pytest.fixture(scope="module")
 def served(postgres):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(table, "ROUTES", (*table.ROUTES, READ, CHANGE))
+        patched.setattr(route_table, "ROUTES", (*route_table.ROUTES, READ, CHANGE))
         with world.served(postgres) as made:
             yield made
 

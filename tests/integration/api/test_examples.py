@@ -14,9 +14,9 @@ from fanout.local import receiver
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.contract.routes import RawBytes
 from subscriptions_db.api.examples.example import PATH_PARAMETERS
-from subscriptions_db.api.examples.table import EXAMPLES
+from subscriptions_db.api.examples.example_table import EXAMPLES
 from subscriptions_db.api.server import openapi
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 from tests.integration.api import example_world, world
 from tests.support import api_answers
 

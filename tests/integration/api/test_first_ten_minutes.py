@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from delivery.config import loader, worker_plans
+from delivery.config import plan_builder, settings_loader
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.registry_model import CustomerId, SubscriptionId
 from delivery.webhooks.events import parsing
 from fanout.cli import main
-from fanout.local import kafka as local_kafka
+from fanout.local import kafka_server as local_kafka
 from fanout.local import process, stack
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.postgres import connect
@@ -91,7 +91,7 @@ class Platform:
         stack.write_local_settings(folder, servers)
         self.folder = folder
         self.file = folder / "local.toml"
-        self.config = loader.read(os.environ, self.file)
+        self.config = settings_loader.read(os.environ, self.file)
         self._offset = 0
 
     def archive(self, event_id: str, endpoint_id: str) -> None:
@@ -118,7 +118,7 @@ class Platform:
     def _events(self):
         """Return the events in Kafka, as the job's own parser reads them."""
         topic = f"{self.config.source.topic_prefix}order.created"
-        layout = worker_plans.layout_of(self.config)
+        layout = plan_builder.layout_of(self.config)
         return [parsing.parse(record, layout) for record, _ in topic_records.records(self.config.kafka, topic)]
 
 

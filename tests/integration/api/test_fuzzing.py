@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 from delivery.config import settings as settings_of_the_platform
 from subscriptions_db.api.server import openapi
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration

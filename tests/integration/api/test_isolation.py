@@ -12,8 +12,8 @@ from subscriptions_db.api.contract import cursors
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import CustomerQuery
 from subscriptions_db.api.server import admission, openapi, transactions
-from subscriptions_db.api.server.table import ROUTES
-from subscriptions_db.archive.search import cursor
+from subscriptions_db.api.server.route_table import ROUTES
+from subscriptions_db.archive.search import archive_positions
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -24,7 +24,7 @@ OF_ACME = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "custome
            "token": "0" * 64}  # fmt: skip
 EVERYBODYS = {"getEventType"}
 NOBODYS = dict.fromkeys(OF_ACME, "nobodys")
-RECEIPTS = {"receipts": [cursor.ReceiptHandle(int(world.LETTER), uuid.UUID(int=1)).text()]}
+RECEIPTS = {"receipts": [archive_positions.ReceiptHandle(int(world.LETTER), uuid.UUID(int=1)).text()]}
 BODIES = {
     "createEndpoint": {"url": "https://hooks.example.com/"},
     "createEndpoints": {"endpoints": [{"url": "https://hooks.example.com/"}]},
@@ -161,9 +161,9 @@ def letters(served):
     """Return the cursors and receipt handles of acme's dead letters, each with one of a dead letter that does not exist."""
     poller, other = (served.client(served.keys[name]) for name in ("poller", "other"))
     leased = world.lease(poller, lease_s=3600).json["items"]
-    cursors = [poller.get("/v1/dead-letters").json["next_cursor"], cursor.letter_cursor(int(world.LETTER) - 1)]
+    cursors = [poller.get("/v1/dead-letters").json["next_cursor"], archive_positions.letter_cursor(int(world.LETTER) - 1)]
     assert other.post("/v1/dead-letter-consumers", {"name": OF_OTHER["consumer_id"]}).status == 201
-    nobodys = cursor.ReceiptHandle(int(world.LETTER) - 1, uuid.UUID(int=1)).text()
+    nobodys = archive_positions.ReceiptHandle(int(world.LETTER) - 1, uuid.UUID(int=1)).text()
     return {"cursor": cursors, "receipts": [[letter["receipt"] for letter in leased], [nobodys]]}
 
 

@@ -7,7 +7,7 @@ import pytest
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.archive.ingest import writer
-from subscriptions_db.archive.search import archived_dead_letters, cursor
+from subscriptions_db.archive.search import archive_positions, archived_dead_letters
 from tests.integration.api import world
 from tests.integration.api.test_isolation import NOBODYS, OF_ACME, OPERATIONS, ask, everything, scopes_of
 from tests.support import archive
@@ -186,7 +186,7 @@ def quiet(served, acme, second):
     yield path
     assert acme.delete(path).status == 204
     with served.registry() as opened:
-        opened.execute("delete from dead_letters where position > %s", [cursor.letter_position(made.json["cursor"])])
+        opened.execute("delete from dead_letters where position > %s", [archive_positions.letter_position(made.json["cursor"])])
 
 
 def test_a_limited_poll_reads_past_letters_of_other_endpoints_once(served, acme, second, quiet, monkeypatch):
@@ -197,7 +197,7 @@ def test_a_limited_poll_reads_past_letters_of_other_endpoints_once(served, acme,
     places, polls = [], []
     for _ in range(3):
         polls.append(poller.post(f"{quiet}/lease", {}).json)
-        places.append(cursor.letter_position(acme.get(quiet).json["cursor"]))
+        places.append(archive_positions.letter_position(acme.get(quiet).json["cursor"]))
     assert polls == [{"items": [], "has_more": has_more} for has_more in (True, False, False)]
     assert places == [places[2] - 1, places[2], places[2]]
     world.write(served, endpoint=second)

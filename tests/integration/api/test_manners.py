@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from subscriptions_db.api.contract import problem_types
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 
 pytestmark = pytest.mark.integration
 

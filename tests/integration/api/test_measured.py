@@ -9,7 +9,7 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from fanout.local import kafka
+from fanout.local import kafka_server
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.server import transactions
 from tests.integration.api import world
@@ -106,7 +106,7 @@ def test_a_request_makes_few_round_trips_to_postgres(acme, monkeypatch, asked, d
 @pytest.fixture
 def measured(served):
     """Serve the same API a second time, with a port for metrics and probes."""
-    metrics = settings.MetricsSettings(port=kafka.free_port())
+    metrics = settings.MetricsSettings(port=kafka_server.free_port())
     with world.running(served.config.model_copy(update={"metrics": metrics})) as port:
         yield Client(port, served.keys["acme"]), Client(metrics.port, None)
 

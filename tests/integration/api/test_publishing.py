@@ -14,12 +14,12 @@ import prometheus_client
 import pytest
 from confluent_kafka import admin
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.stages.kafka import topics
 from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.sending import payload
 from fanout.kafka import publishing, topic_scanner
-from subscriptions_db.api.examples.table import EXAMPLES as EXAMPLES_OF_OPENAPI
+from subscriptions_db.api.examples.example_table import EXAMPLES as EXAMPLES_OF_OPENAPI
 from subscriptions_db.api.publishing import producer
 from tests.integration.api import world
 from tests.support import topic_records
@@ -88,7 +88,7 @@ class Reader:
 
     def events(self):
         """Return the new events, as the job's own parser reads them."""
-        layout = worker_plans.layout_of(self._config)
+        layout = plan_builder.layout_of(self._config)
         return {event.event_id: event for event in (parsing.parse(record, layout) for record, _ in self.records())}
 
 
@@ -137,7 +137,7 @@ def test_the_record_equals_that_of_a_kafka_client(served, publisher, reader):
 
 def test_a_repeated_event_has_the_same_webhook_id(publisher, served, reader):
     assert [publish(publisher, EVENT, STRUCTURED).json["accepted"] for _ in range(2)] == [["e1"], ["e1"]]
-    layout = worker_plans.layout_of(served.config)
+    layout = plan_builder.layout_of(served.config)
     events = [parsing.parse(record, layout) for record, _ in reader.records()]
     assert len(events) == 2
     assert len({payload.webhook_id(event, "s1") for event in events}) == 1

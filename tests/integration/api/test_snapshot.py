@@ -14,7 +14,7 @@ from delivery.webhooks.routing.registry_snapshot import updated
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.server import snapshot_feed, transactions
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.postgres import connect
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader, sealed_document

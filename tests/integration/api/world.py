@@ -23,7 +23,7 @@ from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.server import run
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.search import consumers
-from subscriptions_db.archive.search.cursor import RecordPosition
+from subscriptions_db.archive.search.archive_positions import RecordPosition
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect

@@ -2,7 +2,7 @@
 
 import datetime as dt
 
-from subscriptions_db.archive.search import archived_dead_letters, consumers, cursor, parked_letters, receipts
+from subscriptions_db.archive.search import archive_positions, archived_dead_letters, consumers, parked_letters, receipts
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from tests.support import archive
 
@@ -60,6 +60,6 @@ def all_of(connection, selection=EVERYTHING, limit=3):
     while True:
         page = archived_dead_letters.browse(connection, "c1", selection, after=at, limit=limit)
         found += page.letters
-        at = cursor.letter_position(cursor.letter_cursor(page.until))
+        at = archive_positions.letter_position(archive_positions.letter_cursor(page.until))
         if not page.has_more:
             return found

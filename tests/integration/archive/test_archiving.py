@@ -23,10 +23,10 @@ from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.retries import retry_messages
-from fanout.archiver import process, source
+from fanout.archiver import main_loop, topic_reader
 from fanout.kafka import publishing, topic_scanner
 from fanout.local import stack
-from fanout.redrive import dead_letters, enqueue, redrive_plan
+from fanout.redrive import dead_letter_search, enqueue, redrive_plan
 from fanout.redrive import selection as topic_letters
 from subscriptions_db.archive.ingest import archived_rows, partitions, writer
 from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries, statistics
@@ -84,7 +84,7 @@ class Platform:
 
     def archive_once(self, **overrides):
         config = settings.Settings.model_validate(self.document | overrides)
-        process.run(config, stop=self.stop, once=True)
+        main_loop.run(config, stop=self.stop, once=True)
 
     def letters(self, customer="c1"):
         with self.connected() as connection:
@@ -99,7 +99,7 @@ class Platform:
 
     @contextlib.contextmanager
     def archiving(self):
-        thread = threading.Thread(target=process.run, args=(self.config,), kwargs={"stop": self.stop})
+        thread = threading.Thread(target=main_loop.run, args=(self.config,), kwargs={"stop": self.stop})
         thread.start()
         try:
             yield
@@ -131,11 +131,11 @@ def left_out(reason):
 
 def test_the_archiver_logs_its_start_and_its_progress(platform, caplog):
     """Regression: `fanout archive` logged nothing from start to end, and seemed to hang."""
-    caplog.set_level("INFO", process.__name__)
+    caplog.set_level("INFO", main_loop.__name__)
     platform.publish_letters("e1", "e2")
     platform.archive_once()
     topics = platform.config.delivery
-    assert [record.getMessage() for record in caplog.records if record.name == process.__name__] == [
+    assert [record.getMessage() for record in caplog.records if record.name == main_loop.__name__] == [
         f"archiving {topics.dead_letter_topic}, {topics.attempts_topic} into Postgres",
         "archived dead letters: 2, attempts: 0",
         "stopped gracefully. Archived since the start: dead letters: 2, attempts: 0. The next start continues after these",
@@ -144,7 +144,7 @@ def test_the_archiver_logs_its_start_and_its_progress(platform, caplog):
 
 def test_records_are_archived_once_over_many_starts(platform):
     written = platform.publish_letters("e1", "e2")
-    now = process._now()
+    now = main_loop._now()
     platform.publish_attempts(archive.outcome(at=now), archive.outcome(at=now))
     platform.archive_once()
     platform.publish_letters("e3")
@@ -168,7 +168,7 @@ def test_a_metric_shows_the_time_of_the_last_archived_record(platform):
 
 
 def test_attempts_are_not_archived_if_the_setting_is_off(platform):
-    platform.publish_attempts(archive.outcome(at=process._now()))
+    platform.publish_attempts(archive.outcome(at=main_loop._now()))
     platform.archive_once(archive={"attempts": False})
     with platform.connected() as connection:
         assert attempts.search(connection, "c1", attempts.AttemptSearch(), limit=10).attempts == []
@@ -178,7 +178,7 @@ def test_attempts_are_not_archived_if_the_setting_is_off(platform):
 
 
 def test_the_archiver_counts_statistics(platform):
-    now = process._now()
+    now = main_loop._now()
     platform.publish_attempts(archive.outcome(at=now), archive.without_attempt(OutcomeKind.SKIPPED, "subscription_paused"))
     platform.publish_letters("e1", dead_lettered_at=now)
     for _ in range(2):
@@ -190,12 +190,12 @@ def test_the_archiver_counts_statistics(platform):
 
 
 def test_a_delivery_without_attempt_has_the_time_of_its_record(platform):
-    began = process._now() - dt.timedelta(milliseconds=1)
+    began = main_loop._now() - dt.timedelta(milliseconds=1)
     platform.publish_attempts(
         archive.without_attempt(OutcomeKind.SKIPPED, "subscription_paused", event_id="e1"),
         archive.without_attempt(OutcomeKind.POSTPONED, "endpoint_paused", event_id="e2"),
     )
-    ended = process._now()
+    ended = main_loop._now()
     for _ in range(2):
         platform.archive_once()
     with platform.connected() as connection:
@@ -223,7 +223,7 @@ def test_a_foreign_record_is_logged_counted_and_left_out(platform, caplog):
 
 
 def test_the_archiver_follows_topics_and_finds_new_partitions(platform, monkeypatch):
-    monkeypatch.setattr(source, "PARTITION_CHECK_S", 0.1)
+    monkeypatch.setattr(topic_reader, "PARTITION_CHECK_S", 0.1)
     topic = platform.config.delivery.dead_letter_topic
     with platform.archiving():
         platform.publish_letters("e1")
@@ -340,8 +340,8 @@ def test_a_letter_redriven_by_the_command_waits_no_longer(platform):
     platform.publish_letters("e1", endpoint="ep1")
     platform.publish_letters("e2", endpoint="ep2")
     platform.archive_once()
-    with dead_letters.reading(platform.config) as reader:
-        assert dead_letters.redrive(platform.config, reader, topic_letters.Selection(endpoint_id="ep1")).letters == 1
+    with dead_letter_search.reading(platform.config) as reader:
+        assert dead_letter_search.redrive(platform.config, reader, topic_letters.Selection(endpoint_id="ep1")).letters == 1
     platform.archive_once()
     assert platform.event_ids() == ["e2"]
 
@@ -389,7 +389,7 @@ def test_with_once_an_unavailable_server_is_an_error(platform):
 
 @pytest.mark.parametrize(("kind", "kept_for"), [("dead_letters", "retention_days"), ("attempts", "attempts_retention_days")])
 def test_the_archiver_drops_days_past_their_retention(platform, kind, kept_for):
-    today = partitions.day_of(process._now())
+    today = partitions.day_of(main_loop._now())
     past = partitions.oldest(today, getattr(platform.config.archive, kept_for) + 1)
     with platform.connected() as connection:
         assert partitions.create(connection, kind, past)

@@ -8,8 +8,8 @@ from delivery.config import settings
 from delivery.model import OutcomeKind
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries, records
+from subscriptions_db.archive.search.archive_positions import PageStart
 from subscriptions_db.archive.search.archived_dead_letters import LetterState
-from subscriptions_db.archive.search.cursor import PageStart
 from subscriptions_db.archive.search.deliveries import DeliverySearch, DeliveryStatus
 from subscriptions_db.postgres import connect, migrate
 from tests.support import archive

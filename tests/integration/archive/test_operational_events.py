@@ -13,7 +13,7 @@ from delivery import errors
 from delivery.config import settings
 from delivery.model import OutcomeKind
 from delivery.stages.kafka import topics
-from fanout.archiver import process
+from fanout.archiver import main_loop
 from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.notifications import key_expiry, outbox
@@ -65,7 +65,7 @@ class Platform:
 
     def archive_once(self, **overrides):
         config = settings.Settings.model_validate(self.document | overrides)
-        process.run(config, stop=threading.Event(), once=True)
+        main_loop.run(config, stop=threading.Event(), once=True)
 
     def archived(self):
         with self.connected() as connection:
@@ -92,7 +92,7 @@ def platform(kafka, database):
 
 
 def test_operational_events_are_published_once_over_many_starts(platform):
-    now = process._now()
+    now = main_loop._now()
     postponed = archive.outcome(endpoint="ep2", customer="c2")._replace(kind=OutcomeKind.POSTPONED, attempts=())
     platform.publish(platform.config.delivery.attempts_topic, *archive.attempts(*[postponed] * 3))
     platform.publish(platform.config.delivery.dead_letter_topic, archive.letter(), archive.letter(event_id="e2"))
@@ -116,8 +116,8 @@ def test_operational_events_are_published_once_over_many_starts(platform):
 
 def test_an_endpoint_fails_and_recovers_by_the_times_of_records(platform, monkeypatch):
     times = iter([archive.NOW + dt.timedelta(seconds=at_s) for at_s in (0, 1, 2, 3, 61, 62, 63)])
-    monkeypatch.setattr(process, "_written_at", lambda *_: next(times))
-    [failed] = archive.attempts(archive.outcome(at=process._now()))
+    monkeypatch.setattr(main_loop, "_written_at", lambda *_: next(times))
+    [failed] = archive.attempts(archive.outcome(at=main_loop._now()))
     accepted = failed.replace(b'"server_error"', b"null")
     log = platform.config.delivery.attempts_topic
     platform.publish(log, *[failed] * 4)
@@ -136,8 +136,8 @@ def test_an_endpoint_fails_and_recovers_by_the_times_of_records(platform, monkey
 def test_failing_operational_events_cause_no_further_ones(platform, monkeypatch):
     """Deliveries of operational events that fail, wait and are dead-lettered cause no further operational event about them."""
     times = iter([archive.NOW + dt.timedelta(seconds=10 * at) for at in range(1000)])
-    monkeypatch.setattr(process, "_written_at", lambda *_: next(times))
-    own = archive.outcome(tenant_id="fanout", event_type="fanout.endpoint.failing", at=process._now())
+    monkeypatch.setattr(main_loop, "_written_at", lambda *_: next(times))
+    own = archive.outcome(tenant_id="fanout", event_type="fanout.endpoint.failing", at=main_loop._now())
     given_up = archive.letter(tenant_id="fanout", event_type="fanout.endpoint.failing")
     for _ in range(3):
         platform.publish(
@@ -170,7 +170,7 @@ def test_archiving_continues_without_the_topic_of_operational_events(platform, m
     monkeypatch.setattr(topics, "ensure", refuse)
     platform.publish(platform.config.delivery.dead_letter_topic, archive.letter())
     stop = threading.Event()
-    running = in_background(process.run, platform.config, stop=stop)
+    running = in_background(main_loop.run, platform.config, stop=stop)
     try:
         assert_eventually(platform.archived, lambda found: found == 1)
     finally:

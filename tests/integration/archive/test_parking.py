@@ -5,7 +5,7 @@ import pytest
 from subscriptions_db import answer_size
 from subscriptions_db.archive.ingest import partitions
 from subscriptions_db.archive.search import archived_dead_letters, consumers, counts
-from subscriptions_db.archive.search.cursor import ReceiptHandle
+from subscriptions_db.archive.search.archive_positions import ReceiptHandle
 from subscriptions_db.archive.search.receipts import ReceiptRefusal
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from tests.integration.archive.pollers import EVERYTHING, NOW, Pollers, after, all_of, positions

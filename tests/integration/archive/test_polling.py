@@ -8,9 +8,9 @@ import pytest
 
 from delivery import errors
 from subscriptions_db.archive.search import (
+    archive_positions,
     archived_dead_letters,
     consumers,
-    cursor,
     receipts,
     redrive_requests,
 )
@@ -127,7 +127,7 @@ def test_each_receipt_handle_has_its_own_result(write, pollers):
     pollers.give_back(returned, moved, wait_s=1000)
     pollers.extend(late, held, at=5, lease_s=20)
     pollers.poll(10)
-    unknown = cursor.ReceiptHandle(held.letter.position + 1, held.receipt.token)
+    unknown = archive_positions.ReceiptHandle(held.letter.position + 1, held.receipt.token)
     asked = [lost.receipt, held.receipt, late.receipt, unknown, returned.receipt, held.receipt]
     again, none = ReceiptRefusal.LEASED_AGAIN, ReceiptRefusal.NOT_LEASED
     nacked = receipts.nack(*pollers._of, asked, now=after(100))

@@ -8,7 +8,7 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from subscriptions_db.archive.ingest import hourly_counts, statistics, writer
+from subscriptions_db.archive.ingest import hourly_counts, hourly_statistics, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.ingest.hourly_counts import HourCounts
 from subscriptions_db.archive.search import statistics as kept_statistics
@@ -74,7 +74,7 @@ def test_hours_out_of_retention_are_left_out_and_deleted(connection):
         "select (extract(epoch from hour) / 3600)::integer as hour from delivery_statistics where endpoint_id = '' order by 1"
     )
     assert [row["hour"] for row in connection.execute(found)] == hours[1:4]
-    statistics.delete_old(connection, archive.NOW.date())
+    hourly_statistics.delete_old(connection, archive.NOW.date())
     assert [row["hour"] for row in connection.execute(found)] == hours[2:4]
     writer.write(connection, [taken(9, HourCounts(attempts=1))], kept._replace(statistics=0), now=archive.NOW)
     assert total(connection).attempts == 1
@@ -107,5 +107,7 @@ def test_roles_that_archive_may_count_after_the_migration(empty_database):
         opened.execute(f"grant insert on attempts to {role}")
         migrate.migrate(opened, wanted)
         opened.execute(f"set role {role}")
-        statistics.add(opened, [{("c1", "ep1", HOUR): HourCounts(attempts=1)}] * 2, today=archive.NOW.date(), retention_days=9)
-        statistics.delete_old(opened, archive.NOW.date() + DAY)
+        hourly_statistics.add(
+            opened, [{("c1", "ep1", HOUR): HourCounts(attempts=1)}] * 2, today=archive.NOW.date(), retention_days=9
+        )
+        hourly_statistics.delete_old(opened, archive.NOW.date() + DAY)

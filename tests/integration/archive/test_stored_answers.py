@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from delivery.config import settings
-from fanout.archiver import process
+from fanout.archiver import main_loop
 from subscriptions_db.postgres import stored_answers
 
 pytestmark = pytest.mark.integration
@@ -30,7 +30,7 @@ def _answers(connection):
 def test_maintenance_deletes_the_old_answers_of_all_customers(connection, monkeypatch):
     """Regression: only a request with an `Idempotency-Key` of the same customer deleted them, all in one statement."""
     monkeypatch.setattr(stored_answers, "MAX_DELETED", 2)
-    process.Archiver(settings.Settings(), threading.Event())._maintain(connection)
+    main_loop.Archiver(settings.Settings(), threading.Event())._maintain(connection)
     assert kept(connection) == ["new"]
 
 

@@ -21,7 +21,7 @@ from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.notifications import key_expiry, outbox, quotas
 from subscriptions_db.archive.notifications.endpoint_health import Policy, Signal, SignalKind
 from subscriptions_db.archive.search import archived_dead_letters, attempts, records, redrive_requests
-from subscriptions_db.archive.search.cursor import PageStart
+from subscriptions_db.archive.search.archive_positions import PageStart
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import migrate, stored_answers
 from subscriptions_db.registration import registered_rows

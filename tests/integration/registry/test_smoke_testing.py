@@ -3,7 +3,7 @@
 import pytest
 
 from delivery.config import settings
-from fanout.admin import smoke_testing
+from fanout.admin import smoke_run
 from subscriptions_db.registration import registered_rows
 
 pytestmark = pytest.mark.integration
@@ -26,8 +26,8 @@ def registered(connection):
 
 def test_a_smoke_test_leaves_the_endpoint_of_another_one(config, connection):
     """Regression: each test deleted the endpoint of every other one, at its beginning and at its end."""
-    with smoke_testing.registered(config, "outer", URL):
-        with smoke_testing.registered(config, "inner", URL) as secret:
+    with smoke_run.registered(config, "outer", URL):
+        with smoke_run.registered(config, "inner", URL) as secret:
             assert secret.startswith("whsec_")
             assert registered(connection) == {"outer", "inner"}
         assert registered(connection) == {"outer"}
@@ -38,12 +38,12 @@ def test_a_smoke_test_leaves_the_endpoint_of_another_one(config, connection):
 
 
 def test_a_smoke_test_deletes_what_ended_tests_left_an_hour_ago(config, connection):
-    with smoke_testing.registered(config, "left", URL):
+    with smoke_run.registered(config, "left", URL):
         connection.execute("update endpoints set created_at = now() - interval '61 minutes'")
         connection.execute("insert into customers values ('c1')")
         connection.execute(
             "insert into endpoints (endpoint_id, customer_id, url, auth_kind, created_at)"
             " values ('ep1', 'c1', 'https://example.com/1', 'none', now() - interval '1 year')"
         )
-        with smoke_testing.registered(config, "new", URL):
+        with smoke_run.registered(config, "new", URL):
             assert set(registered_rows.document(connection)["endpoint"]) == {"new", "ep1"}

@@ -11,7 +11,7 @@ from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.stages.kafka import topics
 from fanout.admin import diagnosis, registry_commands
-from fanout.archiver import source
+from fanout.archiver import topic_reader
 from fanout.kafka import publishing, topic_scanner
 from fanout.reconcile import ledger
 
@@ -75,7 +75,7 @@ def test_a_failure_that_is_no_wrong_option_is_not_taken_for_a_wrong_setting(monk
         lambda config: topics.require_room(config.kafka, "retries"),
         lambda config: topic_scanner.Scanner(config.kafka),
         lambda config: publishing.Publisher(config.kafka),
-        lambda config: source.Source(config.kafka, ["attempts"]),
+        lambda config: topic_reader.Source(config.kafka, ["attempts"]),
         lambda config: ledger.RecordReader(config.kafka, config.delivery),
     ],
     ids=["ensure", "names", "require_room", "scan", "publish", "archive", "ledger"],
@@ -111,5 +111,5 @@ def test_only_workers_and_the_local_broker_create_clients_elsewhere():
         "delivery/stages/kafka/event_writer.py",
         "delivery/stages/kafka/sink.py",
         "delivery/stages/realtime/start_offsets.py",
-        "fanout/local/kafka.py",
+        "fanout/local/kafka_server.py",
     }

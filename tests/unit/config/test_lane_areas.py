@@ -1,8 +1,8 @@
 """The settings areas of the lanes that keep state have the names of their lanes."""
 
 from delivery.config import lane_areas, settings
-from delivery.stages.lanes.batch import BatchQuery
-from delivery.stages.lanes.retry import RetryQuery
+from delivery.stages.lanes.batch_query import BatchQuery
+from delivery.stages.lanes.retry_query import RetryQuery
 
 
 def test_each_lane_with_state_has_an_area_of_its_own_name():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from delivery import errors
-from delivery.config import kafka_clients, loader, schema_settings, settings, worker_plans
+from delivery.config import kafka_clients, plan_builder, schema_settings, settings, settings_loader
 
 CANARY = "canary-5d1f"
 
@@ -20,7 +20,7 @@ def test_precedence_is_environment_then_file_then_local_file(folder):
     local = folder / ".fanout" / "local.toml"
     local.write_text('[kafka]\nbootstrap_servers = "local"\nsasl_username = "local"\n[logs]\nlevel="ERROR"')
     (folder / "fanout.toml").write_text('[kafka]\nbootstrap_servers = "file"\nsasl_username = "file"')
-    loaded = loader.read({"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "env"}, root=folder)
+    loaded = settings_loader.read({"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "env"}, root=folder)
     assert (loaded.kafka.bootstrap_servers, loaded.kafka.sasl_username, loaded.logs.level) == ("env", "file", "ERROR")
 
 
@@ -31,7 +31,11 @@ def test_a_named_settings_file_is_the_only_one_read(folder, by):
     (folder / "fanout.toml").write_text('[logs]\nlevel = "ERROR"')
     named = folder / "production.toml"
     named.write_text('[kafka]\nbootstrap_servers = "kafka:9092"')
-    loaded = loader.read({}, named, root=folder) if by == "option" else loader.read({"FANOUT_CONFIG": str(named)}, root=folder)
+    loaded = (
+        settings_loader.read({}, named, root=folder)
+        if by == "option"
+        else settings_loader.read({"FANOUT_CONFIG": str(named)}, root=folder)
+    )
     assert loaded == settings.Settings(kafka=settings.KafkaSettings(bootstrap_servers="kafka:9092"))
 
 
@@ -50,7 +54,7 @@ def test_a_named_settings_file_is_the_only_one_read(folder, by):
 )
 def test_an_error_names_the_wrong_setting_and_the_right_one(folder, environ, said):
     with pytest.raises(errors.SettingsError) as refused:
-        loader.read(environ, root=folder)
+        settings_loader.read(environ, root=folder)
     assert said in str(refused.value)
 
 
@@ -58,23 +62,23 @@ def test_an_area_that_is_no_table_is_named_beside_a_field_of_the_environment(fol
     """Regression: the command ended with the traceback of an AttributeError."""
     (folder / "fanout.toml").write_text('kafka = "x"')
     with pytest.raises(errors.SettingsError, match="kafka"):
-        loader.read({"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "h:1"}, root=folder)
+        settings_loader.read({"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "h:1"}, root=folder)
 
 
 def test_one_error_names_every_wrong_setting(folder):
     with pytest.raises(errors.SettingsError) as refused:
-        loader.read({"FANOUT_LOGS_LEVEL": "LOUD", "FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, root=folder)
+        settings_loader.read({"FANOUT_LOGS_LEVEL": "LOUD", "FANOUT_DELIVERY_MAX_ATTEMPTS": "0"}, root=folder)
     assert len(str(refused.value).splitlines()) == 2
 
 
 def test_a_variable_may_name_a_file_with_the_settings_value(folder):
     (folder / "mounted").write_text(f"postgresql://fanout:{CANARY}@db/fanout\n")
-    config = loader.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
+    config = settings_loader.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
     assert config.database.url.get_secret_value() == f"postgresql://fanout:{CANARY}@db/fanout"
 
 
 def test_a_setting_whose_own_name_ends_in_file_is_a_plain_value(folder):
-    assert loader.read({"FANOUT_KAFKA_SSL_CA_FILE": "no such file"}, root=folder).kafka.ssl_ca_file == "no such file"
+    assert settings_loader.read({"FANOUT_KAFKA_SSL_CA_FILE": "no such file"}, root=folder).kafka.ssl_ca_file == "no such file"
 
 
 @pytest.mark.parametrize(("held", "said"), [(None, "No such file or directory"), (b"\xff", "it is not text")])
@@ -82,28 +86,28 @@ def test_an_unreadable_file_of_a_value_is_named(folder, held, said):
     if held is not None:
         (folder / "mounted").write_bytes(held)
     with pytest.raises(errors.SettingsError, match=f"FANOUT_DATABASE_URL_FILE names .*mounted, which cannot be read: {said}"):
-        loader.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
+        settings_loader.read({"FANOUT_DATABASE_URL_FILE": str(folder / "mounted")}, root=folder)
 
 
 def test_a_settings_file_that_is_no_text_is_named(folder):
     """Regression: such a file ended the command with a traceback."""
     (folder / "fanout.toml").write_bytes(b"\xff")
     with pytest.raises(errors.SettingsError, match=r"the settings file .*fanout\.toml cannot be read: it is not text in UTF-8"):
-        loader.read({}, root=folder)
+        settings_loader.read({}, root=folder)
 
 
 @pytest.mark.parametrize("content", ["", "\n"])
 def test_an_empty_file_of_a_value_is_named(folder, content):
     (folder / "mounted").write_text(content)
     with pytest.raises(errors.SettingsError, match=r"FANOUT_KEYS_RING_FILE names .*mounted, which is empty"):
-        loader.read({"FANOUT_KEYS_RING_FILE": str(folder / "mounted")}, root=folder)
+        settings_loader.read({"FANOUT_KEYS_RING_FILE": str(folder / "mounted")}, root=folder)
 
 
 def test_a_setting_given_by_value_and_by_file_is_refused_unquoted(folder):
     (folder / "mounted").write_text(CANARY)
     environ = {"FANOUT_DATABASE_URL_FILE": str(folder / "mounted"), "FANOUT_DATABASE_URL": CANARY}
     with pytest.raises(errors.SettingsError, match="keep one of them") as raised:
-        loader.read(environ, root=folder)
+        settings_loader.read(environ, root=folder)
     assert CANARY not in str(raised.value)
 
 
@@ -113,9 +117,9 @@ def test_no_repr_and_no_error_shows_a_secret(folder):
         "FANOUT_KAFKA_SASL_PASSWORD": "hunter2",
         "FANOUT_KEYS_RING": "a=hunter2",
     }
-    assert "hunter2" not in repr(loader.read(environ, root=folder))
+    assert "hunter2" not in repr(settings_loader.read(environ, root=folder))
     with pytest.raises(errors.SettingsError) as refused:
-        loader.read(environ | {"FANOUT_KEYS_RINGS": "hunter2"}, root=folder)
+        settings_loader.read(environ | {"FANOUT_KEYS_RINGS": "hunter2"}, root=folder)
     assert "hunter2" not in str(refused.value)
 
 
@@ -125,7 +129,7 @@ def test_no_repr_and_no_error_shows_a_secret(folder):
 def test_a_part_of_a_table_that_is_no_pair_is_an_error(folder, given, number):
     """Regression: the part was dropped, so that FANOUT_KEYS_RING with a key without its id gave an empty key ring."""
     with pytest.raises(errors.SettingsError, match=rf"keys\.ring \(FANOUT_KEYS_RING\): part {number} has no name") as refused:
-        loader.read({"FANOUT_KEYS_RING": given}, root=folder)
+        settings_loader.read({"FANOUT_KEYS_RING": given}, root=folder)
     assert "hunter" not in str(refused.value)
 
 
@@ -146,7 +150,7 @@ def test_a_part_of_a_table_that_is_no_pair_is_an_error(folder, given, number):
 def test_a_wrong_value_is_explained_without_patterns_and_types(folder, given, problem):
     """Regression: the message was pydantic's, such as `String should match pattern '^(earliest|latest)$'`."""
     with pytest.raises(errors.SettingsError, match=re.escape(problem)) as refused:
-        loader.read(given, root=folder)
+        settings_loader.read(given, root=folder)
     assert str(refused.value).startswith("setting ")
 
 
@@ -161,7 +165,7 @@ def test_no_setting_is_refused_by_a_pattern_of_pydantic():
 
 
 def test_a_table_in_the_environment_may_have_empty_parts_and_equals_signs(folder):
-    loaded = loader.read({"FANOUT_SPARK_CONF": " a=b=, c= ,", "FANOUT_KEYS_RING": ""}, root=folder)
+    loaded = settings_loader.read({"FANOUT_SPARK_CONF": " a=b=, c= ,", "FANOUT_KEYS_RING": ""}, root=folder)
     assert {name: value.get_secret_value() for name, value in loaded.spark.conf.items()} == {"a": "b=", "c": ""}
     assert loaded.keys.ring == {}
 
@@ -195,9 +199,9 @@ def test_both_kafka_clients_get_the_settings_of_sasl_and_tls():
 
 
 def test_the_guards_exceptions_for_development_are_listed():
-    assert worker_plans.opened_for_development(settings.DeliverySettings()) == ""
+    assert plan_builder.opened_for_development(settings.DeliverySettings()) == ""
     opened = settings.DeliverySettings(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
-    assert worker_plans.opened_for_development(opened) == "networks 127.0.0.0/8, plain http, any port"
+    assert plan_builder.opened_for_development(opened) == "networks 127.0.0.0/8, plain http, any port"
 
 
 def test_an_area_of_two_words_is_read_from_the_environment(folder):
@@ -209,11 +213,11 @@ def test_an_area_of_two_words_is_read_from_the_environment(folder):
         "FANOUT_SCHEMA_REGISTRY_USERNAME": "fanout",
         "FANOUT_SCHEMA_REGISTRY_PASSWORD_FILE": str(secret),
     }
-    loaded = loader.read(environ, root=folder)
-    formats = worker_plans.formats_of(loaded.schema_registry)
+    loaded = settings_loader.read(environ, root=folder)
+    formats = plan_builder.formats_of(loaded.schema_registry)
     assert formats.topic_pattern == "events[.].+"
     assert (formats.access.username, formats.access.password.reveal()) == ("fanout", b"canary")
-    assert worker_plans.formats_of(schema_settings.SchemaRegistrySettings()) is None
+    assert plan_builder.formats_of(schema_settings.SchemaRegistrySettings()) is None
 
 
 @pytest.mark.parametrize(
@@ -229,7 +233,7 @@ def test_a_schema_registry_that_cannot_be_asked_is_refused(folder, wrong, said):
     lines = "\n".join(f"{name} = '{value}'" for name, value in wrong.items())
     (folder / "fanout.toml").write_text(f"[schema_registry]\n{lines}")
     with pytest.raises(errors.SettingsError) as refused:
-        loader.read({}, root=folder)
+        settings_loader.read({}, root=folder)
     assert said in str(refused.value)
     assert "canary" not in str(refused.value)
 
@@ -240,10 +244,10 @@ def test_the_provider_of_tokens_is_read_from_the_environment(folder):
         "FANOUT_OIDC_AUDIENCE": "fanout",
         "FANOUT_OIDC_SCOPES": "admins=operator, ci=publisher",
     }
-    loaded = loader.read(environ, root=folder)
+    loaded = settings_loader.read(environ, root=folder)
     assert loaded.oidc.scopes == {"admins": "operator", "ci": "publisher"}
     assert loaded.oidc.is_on
-    assert not loader.read({}, root=folder).oidc.is_on
+    assert not settings_loader.read({}, root=folder).oidc.is_on
 
 
 @pytest.mark.parametrize(
@@ -265,8 +269,8 @@ def test_a_provider_that_would_not_be_safe_is_refused(folder, wrong, said):
         "FANOUT_OIDC_AUDIENCE": "fanout",
         "FANOUT_OIDC_SCOPES": "admins=operator",
     }
-    assert loader.read(right, root=folder).oidc.is_on
+    assert settings_loader.read(right, root=folder).oidc.is_on
     with pytest.raises(errors.SettingsError) as refused:
-        loader.read(right | wrong, root=folder)
+        settings_loader.read(right | wrong, root=folder)
     assert said in str(refused.value)
     assert "canary" not in str(refused.value)

@@ -3,7 +3,7 @@
 import pytest
 
 from delivery import errors
-from delivery.config import loader, topic_pattern
+from delivery.config import settings_loader, topic_pattern
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_pattern_that_java_and_python_share_is_accepted(pattern):
 )
 def test_a_construct_that_java_or_python_lacks_is_refused(pattern, said, tmp_path):
     with pytest.raises(errors.SettingsError) as refused:
-        loader.read({"FANOUT_SOURCE_TOPIC_PATTERN": pattern}, root=tmp_path)
+        settings_loader.read({"FANOUT_SOURCE_TOPIC_PATTERN": pattern}, root=tmp_path)
     assert str(refused.value).startswith("setting source.topic_pattern (FANOUT_SOURCE_TOPIC_PATTERN): ")
     assert said in str(refused.value)
 

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from delivery import errors
-from load_tests.curves import axes, command, fit, measuring, plots, population, report, summary
+from load_tests.curves import axes, command, curve_pages, curve_plots, fit, measuring, shape_registry, summary
 from load_tests.curves.axes import AXES, Axis, CurveShape
 from load_tests.curves.measuring import JobRun, Pass
 from load_tests.harness import stage, usage
@@ -90,7 +90,7 @@ def due_by_the_manifest(manifest, event_type, tenant):
 @pytest.mark.parametrize("name", ["fan_out", "filters", "payload", "endpoints"])
 def test_an_event_is_due_to_its_drawn_endpoint_and_the_following_ones(name):
     axis = AXES[name].up_to(100)
-    made = population.CurvePopulation(shapes=[axis.shape(value) for value in axis.values])
+    made = shape_registry.CurvePopulation(shapes=[axis.shape(value) for value in axis.values])
     manifest = made.registry("http://127.0.0.1:1")
     rng = random.Random(1)
     for number, shape in enumerate(made.shapes):
@@ -103,7 +103,7 @@ def test_an_event_is_due_to_its_drawn_endpoint_and_the_following_ones(name):
 
 
 def test_all_endpoints_get_events_and_all_tenants_are_registered():
-    made = population.CurvePopulation(shapes=[CurveShape(fan_out=5), CurveShape()])
+    made = shape_registry.CurvePopulation(shapes=[CurveShape(fan_out=5), CurveShape()])
     rng = random.Random(1)
     drawn = [made.draw(rng, range(len(made.event_types)), 0.0) for _ in range(5_000)]
     assert {event.endpoint + place for event in drawn for place in range(made.fan_out_of(event.type_number))} == set(range(100))
@@ -111,14 +111,14 @@ def test_all_endpoints_get_events_and_all_tenants_are_registered():
 
 
 def test_shapes_of_one_job_share_no_event_type():
-    made = population.CurvePopulation(shapes=[CurveShape(topics=3), CurveShape(topics=2)])
+    made = shape_registry.CurvePopulation(shapes=[CurveShape(topics=3), CurveShape(topics=2)])
     assert len(set(made.event_types)) == 5
     assert (made.types_of(0), made.types_of(1)) == (range(3), range(3, 5))
 
 
 def test_subscriptions_are_spread_over_event_types_tenants_and_endpoints():
     shape = CurveShape(subscriptions=10_000)
-    made = population.CurvePopulation(shapes=[shape])
+    made = shape_registry.CurvePopulation(shapes=[shape])
     assert shape.tenants * shape.topics == 10_000
     assert made.registry("http://127.0.0.1:1")["subscriptions"] == []
     rng = random.Random(1)
@@ -282,14 +282,14 @@ def test_a_file_without_figures_of_curves_is_refused(tmp_path, text):
 
 def test_the_page_says_fit_and_knee_and_has_a_row_for_each_value():
     figures = figures_of(job(10, done(10)), job(100, done(100, workers_s=0.09)))
-    page = report.markdown({"endpoints": orjson.loads(orjson.dumps(figures))})
+    page = curve_pages.markdown({"endpoints": orjson.loads(orjson.dumps(figures))})
     assert (
         "Knee: from 100 on, a value costs more than 1.25 times the smallest value; 100% of the growth is in the workers."
         in page
     )
     assert "CPU µs of one delivery, with x = endpoints: 44.44 + 0.556 · x (residual 0 µs)." in page
     assert "| 100 | 10.0 | 0.0 | 90.0 | 100.0 | 100.0 | 2,000 | 9.0 | 0.1 | 900 | 180 | 140 | 0 | 0 |" in page
-    assert plots.svg(figures).count("<svg") == 1
+    assert curve_plots.svg(figures).count("<svg") == 1
 
 
 def test_a_unit_is_an_event_or_a_delivery():

@@ -11,7 +11,7 @@ import pytest
 from delivery import errors
 from delivery.webhooks.events import parsing
 from load_tests.harness import figures, receiver, traffic, usage
-from load_tests.polls import polling
+from load_tests.polls import polling_customers
 from load_tests.scenarios import beside
 from load_tests.scenarios.beside import Load
 from tests.support import builders
@@ -82,11 +82,11 @@ def test_usage_gives_cpu_seconds_per_million_events():
 
 
 def test_polls_are_due_at_a_fixed_pace():
-    assert list(itertools.islice(polling.schedule(10.0, 4.0), 4)) == [10.0, 10.25, 10.5, 10.75]
+    assert list(itertools.islice(polling_customers.schedule(10.0, 4.0), 4)) == [10.0, 10.25, 10.5, 10.75]
 
 
 def test_the_report_of_polls_has_answers_by_kind():
-    seen = polling.PollingReport()
+    seen = polling_customers.PollingReport()
     for kind, status in [("page", 200), ("page", 503), ("lease", 200), ("lease", 500), ("greedy", 429), ("greedy", 429)]:
         seen.statuses[kind, status] += 1
     seen.latencies_ms["page"] += [1.04, 3.0]
@@ -112,12 +112,12 @@ def test_the_report_of_polls_has_answers_by_kind():
 )
 def test_a_request_fails_by_its_status_and_its_kind(kind, status, failed):
     """Requests within the limits fail without a 200. Greedy and slow requests fail with a 5xx."""
-    seen = polling.PollingReport()
+    seen = polling_customers.PollingReport()
     seen.statuses[kind, status] += 1
     assert seen.failed == failed
 
 
 def test_an_unanswered_request_fails_except_for_slow_readers():
-    seen = polling.PollingReport()
+    seen = polling_customers.PollingReport()
     seen.broken.update(["page", "slow"])
     assert seen.failed == 1

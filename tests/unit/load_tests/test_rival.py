@@ -13,7 +13,7 @@ from delivery.webhooks.events import parsing
 from delivery.webhooks.routing import matching
 from load_tests.harness import figures, receiver, usage
 from load_tests.rivals import routed_requests
-from load_tests.scenarios import rival
+from load_tests.scenarios import comparison
 from tests.support import builders
 
 LAYOUT = parsing.Layout()
@@ -74,16 +74,16 @@ def report(*numbers):
 
 
 def test_lost_and_repeated_count_only_the_events_of_the_burst():
-    times = rival.arrivals(report(0, 0, 1, 3, 3, 3, 4), 6)
+    times = comparison.arrivals(report(0, 0, 1, 3, 3, 3, 4), 6)
     assert times == [2, 1, 0, 3, 1, 0]
-    assert rival.lost_and_repeated(times, range(2, 5)) == {"lost": 1, "repeated": 2}
+    assert comparison.lost_and_repeated(times, range(2, 5)) == {"lost": 1, "repeated": 2}
 
 
 def test_a_latency_counts_first_arrivals_at_the_chosen_endpoints():
     made = report(0, 1, 1, 2)
     made.endpoints.extend([7, 8, 8, 0])
     made.ages_ms.extend([1.0, 10.0, 90_000.0, 50.0])
-    assert rival.latency_ms(made, range(1, 3), lambda endpoint: endpoint == 8)["max"] == 10.0
+    assert comparison.latency_ms(made, range(1, 3), lambda endpoint: endpoint == 8)["max"] == 10.0
 
 
 class Customers:
@@ -101,12 +101,12 @@ class Customers:
 @pytest.mark.parametrize(("counts", "all_there"), [((0, 1, 2, 3), True), ((3,), True), ((0, 2), False)])
 def test_events_count_as_lost_when_none_has_arrived_for_long(counts, all_there):
     clock = itertools.count(step=1.0)
-    arrived = rival.arrived_after(Customers(*counts), 3, clock=lambda: next(clock), sleep=lambda _: None)
+    arrived = comparison.arrived_after(Customers(*counts), 3, clock=lambda: next(clock), sleep=lambda _: None)
     assert arrived is all_there
 
 
 def turn(side, **fields):
-    spent = usage.Usage(jvm_s=4.0 if side == rival.PLATFORM else 0.0, driver_s=1.0, workers_s=5.0)
+    spent = usage.Usage(jvm_s=4.0 if side == comparison.PLATFORM else 0.0, driver_s=1.0, workers_s=5.0)
     throughput = figures.Throughput(first_s=20, warm_s=30, warm=spent, warm_count=1, took_s=10, spent=spent, count=100_000)
     defaults = {
         "side": side,
@@ -120,25 +120,27 @@ def turn(side, **fields):
         "deliveries": 100_003,
         "peak_mb": {"driver": 50.0, "jvm": 450.0},
     }
-    return rival.Turn(**defaults | fields)
+    return comparison.Turn(**defaults | fields)
 
 
 def test_the_ratio_divides_means_and_leaves_out_counts_of_events():
-    whole = rival.mean_of([turn(rival.PLATFORM), turn(rival.PLATFORM, steady={"p50": 12.0, "p99": 40.0})])
-    plain = rival.mean_of([turn(rival.RIVAL)])
+    whole = comparison.mean_of([turn(comparison.PLATFORM), turn(comparison.PLATFORM, steady={"p50": 12.0, "p99": 40.0})])
+    plain = comparison.mean_of([turn(comparison.RIVAL)])
     assert whole["cpu_s_per_million"] == {"jvm": 40.0, "python": 60.0, "total": 100.0}  # 4, 6 and 10 s of a tenth
     assert whole["latency_ms"] == {"p50": 8.0, "p99": 24.0}
     assert (whole["repeated_by_kill"], whole["lost_by_hanging"], whole["lost_otherwise"]) == (6, 4, 2)
-    compared = rival.ratio(whole, plain)
+    compared = comparison.ratio(whole, plain)
     assert compared["cpu_s_per_million"] == {"jvm": None, "python": 1.0, "total": 1.67}
     assert compared["latency_ms"] == {"p50": 2.0, "p99": 3.0}
     assert not any("lost" in name or "repeated" in name for name in compared)
 
 
 def test_the_table_has_a_line_for_each_figure():
-    means = {side: rival.mean_of([turn(side)]) for side in (rival.PLATFORM, rival.RIVAL)}
-    lines = rival.table(means | {"ratio": rival.ratio(means[rival.PLATFORM], means[rival.RIVAL])}).splitlines()
-    assert len(lines) == 2 + len(rival.ROWS)
+    means = {side: comparison.mean_of([turn(side)]) for side in (comparison.PLATFORM, comparison.RIVAL)}
+    lines = comparison.table(
+        means | {"ratio": comparison.ratio(means[comparison.PLATFORM], means[comparison.RIVAL])}
+    ).splitlines()
+    assert len(lines) == 2 + len(comparison.ROWS)
     assert "| CPU seconds per million deliveries, JVM | 40.0 | 0.0 |  |" in lines
     assert "| deliveries per second at full speed | 10,000 | 10,000 | 1.0 |" in lines
     assert "| events repeated by SIGKILL | 3 | 3 |  |" in lines

@@ -2,16 +2,16 @@
 
 import orjson
 
-from load_tests.scaling import plots, scenario, simulation
+from load_tests.scaling import scaling_plots, simulated_days, simulation
 
-SCENARIO = scenario.ScalingScenario(days=1, spikes_a_day=2)
+SCENARIO = simulated_days.ScalingScenario(days=1, spikes_a_day=2)
 
 
 def test_the_same_seed_gives_the_same_figures_and_the_same_plot(tmp_path):
-    figures = [scenario.run(SCENARIO) for _ in range(2)]
+    figures = [simulated_days.run(SCENARIO) for _ in range(2)]
     assert orjson.dumps(figures[0]) == orjson.dumps(figures[1])
     for number, drawn in enumerate(figures):
-        plots.draw(drawn, tmp_path / f"{number}.svg")
+        scaling_plots.draw(drawn, tmp_path / f"{number}.svg")
     assert (tmp_path / "0.svg").read_bytes() == (tmp_path / "1.svg").read_bytes()
 
 

@@ -13,7 +13,7 @@ from delivery import job
 from delivery.config import settings
 from delivery.observability import health, http_endpoints
 from delivery.observability.health import QueryPhase
-from fanout.archiver import process
+from fanout.archiver import main_loop
 from subscriptions_db.api.server import run
 from tests.support.reading import ROOT
 
@@ -21,7 +21,7 @@ from tests.support.reading import ROOT
 ALERTS = {rule["alert"]: rule for rule in RULES["rules"]}
 OF_LANES = ("FanoutAbsent", "FanoutNotReady", "FanoutKafkaAway")
 CONFIRMED = "fanout_registry_confirmed_timestamp_seconds"
-OTHERS = (process.NAME, run.NAME)
+OTHERS = (main_loop.NAME, run.NAME)
 
 
 def selected(selector, lane):
@@ -39,7 +39,7 @@ def test_a_process_without_lanes_has_no_metric_of_the_jobs_alerts():
     """Regression: each process served these metrics as 0, so two alerts fired for ever, and FanoutAbsent never."""
     names = {re.match(r"\w+", selector)[0] for alert in (*OF_LANES, "FanoutRegistryAway") for selector in selectors(alert)}
     source = (
-        "import fanout.archiver.process, subscriptions_db.api.server.run\n"
+        "import fanout.archiver.main_loop, subscriptions_db.api.server.run\n"
         "import prometheus_client\n"
         "print(*(sample.name for family in prometheus_client.REGISTRY.collect() for sample in family.samples))"
     )

@@ -5,7 +5,7 @@ import orjson
 from delivery import errors
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from subscriptions_db import disclosure
 from subscriptions_db.archive.ingest import archived_rows, signals
 from tests.support import builders

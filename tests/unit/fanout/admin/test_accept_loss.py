@@ -11,7 +11,7 @@ from delivery.stages.lanes import session
 from fanout.admin import accept_loss
 from fanout.kafka import topic_scanner
 from fanout.kafka.places import Place
-from subscriptions_db.postgres import audit, connect
+from subscriptions_db.postgres import audit_entries, connect
 
 CONFIG = settings.Settings.model_validate({"spark": {"checkpoint": "/c"}})
 TOPIC = "events.framed"
@@ -70,7 +70,7 @@ def test_a_dry_run_names_the_loss_of_a_paused_topic_and_changes_no_file(files):
 def test_an_accepted_loss_of_a_paused_topic_moves_it_past_the_loss(files, monkeypatch):
     noted = []
     monkeypatch.setattr(connect, "connect", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(audit, "note_many", lambda _, entries: noted.extend(entries))
+    monkeypatch.setattr(audit_entries, "note_many", lambda _, entries: noted.extend(entries))
     assert accept_loss.accept(CONFIG, None, ["direct"], is_dry=False) == LOST
     assert len(noted) == 1
     assert files == {"/c/direct/offsets/7": OFFSETS.replace("9", "4")}
@@ -87,7 +87,7 @@ def test_an_interrupted_micro_batch_names_each_partition_of_the_positions(files,
     files["/c/direct/offsets/8"] = 'v1\n{}\n{"events.plain":{"0":9}}'
     monkeypatch.setattr(recovery, "newest", lambda *_: (8, 7))
     monkeypatch.setattr(connect, "connect", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(audit, "note_many", lambda *_: None)
+    monkeypatch.setattr(audit_entries, "note_many", lambda *_: None)
     accept_loss.accept(CONFIG, None, ["direct"], is_dry=False)
     ends = {name: json.loads(text.splitlines()[-1]) for name, text in files.items() if "offsets" in name}
     assert ends == {

@@ -11,10 +11,10 @@ from delivery import errors
 from delivery.model import OutcomeKind
 from delivery.webhooks.results import dead_letter_records, log_entries, log_records
 from delivery.webhooks.results.log_entries import BatchAttemptEntry, BatchDeadLetteredEntry, RedrivenEntry
-from fanout.archiver import process, source
+from fanout.archiver import main_loop, topic_reader
 from fanout.redrive import redrive_plan
 from subscriptions_db.archive.ingest import archived_rows, partitions
-from subscriptions_db.archive.search import archived_dead_letters, consumers, cursor
+from subscriptions_db.archive.search import archive_positions, archived_dead_letters, consumers
 from tests.support import archive, records
 
 TODAY = dt.date(2026, 5, 10)
@@ -31,11 +31,11 @@ TODAY = dt.date(2026, 5, 10)
     ],
 )
 def test_archiving_begins_at_the_archived_offset(archived_until, low, high, start):
-    assert source.start_of(archived_until, low, high) == start
+    assert topic_reader.start_of(archived_until, low, high) == start
 
 
 def test_the_pause_after_failures_doubles_up_to_a_maximum():
-    assert [process.pause_s(failures) for failures in (1, 2, 3, 7, 1000)] == [0.5, 1, 2, 30, 30]
+    assert [main_loop.pause_s(failures) for failures in (1, 2, 3, 7, 1000)] == [0.5, 1, 2, 30, 30]
 
 
 def test_rows_are_kept_for_the_retention_in_whole_days():
@@ -60,11 +60,14 @@ def test_a_poll_leases_at_most_its_limit_and_the_maximum(limit, again, unacknowl
 
 
 def test_cursors_and_receipt_handles_are_decoded_as_encoded():
-    receipt = cursor.ReceiptHandle(12, uuid.uuid4())
-    moment = cursor.RecordPosition(archive.NOW + dt.timedelta(microseconds=1), 7)
-    assert cursor.ReceiptHandle.read(receipt.text()) == receipt
-    assert cursor.RecordPosition.read(moment.text()) == moment
-    assert cursor.letter_position(cursor.letter_cursor(cursor.MAX_POSITION)) == cursor.MAX_POSITION
+    receipt = archive_positions.ReceiptHandle(12, uuid.uuid4())
+    moment = archive_positions.RecordPosition(archive.NOW + dt.timedelta(microseconds=1), 7)
+    assert archive_positions.ReceiptHandle.read(receipt.text()) == receipt
+    assert archive_positions.RecordPosition.read(moment.text()) == moment
+    assert (
+        archive_positions.letter_position(archive_positions.letter_cursor(archive_positions.MAX_POSITION))
+        == archive_positions.MAX_POSITION
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,20 +81,24 @@ def test_cursors_and_receipt_handles_are_decoded_as_encoded():
         "\u00e9",
         "bC4t",
         "\0",
-        *(cursor._encoded("l", part) for part in ("-1", 2**63, "1.2", "x", "٣" * 9)),
+        *(archive_positions._encoded("l", part) for part in ("-1", 2**63, "1.2", "x", "٣" * 9)),
     ],
 )
 def test_an_invented_cursor_or_receipt_handle_is_refused(text):
-    for read in (cursor.letter_position, cursor.RecordPosition.read, cursor.ReceiptHandle.read):
+    for read in (
+        archive_positions.letter_position,
+        archive_positions.RecordPosition.read,
+        archive_positions.ReceiptHandle.read,
+    ):
         with pytest.raises(errors.RegistrationError, match="send one from an answer"):
             read(text)
 
 
 def test_a_cursor_with_an_impossible_time_is_refused():
     with pytest.raises(errors.RegistrationError, match="cursor"):
-        cursor.RecordPosition.read(cursor._encoded("a", cursor.MAX_POSITION, 1))
+        archive_positions.RecordPosition.read(archive_positions._encoded("a", archive_positions.MAX_POSITION, 1))
     with pytest.raises(errors.RegistrationError, match="receipt"):
-        cursor.ReceiptHandle.read(cursor._encoded("r", 1, "no token"))
+        archive_positions.ReceiptHandle.read(archive_positions._encoded("r", 1, "no token"))
 
 
 def test_a_dead_letter_is_archived_whole():

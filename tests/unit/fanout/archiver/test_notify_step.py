@@ -7,7 +7,7 @@ import pytest
 from delivery import errors
 from delivery.config import service_settings, settings
 from delivery.stages.kafka import topics
-from fanout.archiver import notify_step, process, redrive_step
+from fanout.archiver import main_loop, notify_step, redrive_step
 from tests.support.fakes import Clock
 
 TOPIC = "events.fanout.operational"
@@ -70,7 +70,7 @@ def test_with_once_a_refused_notice_topic_is_an_error(kafka):
 
 def test_redrives_run_while_the_notice_topic_is_refused(kafka, monkeypatch):
     """Regression: operational events that Kafka refused also stopped redrives and replays."""
-    archiver = process.Archiver(CONFIG, threading.Event())
+    archiver = main_loop.Archiver(CONFIG, threading.Event())
     monkeypatch.setattr(redrive_step, "redrive", lambda *_, **__: 2)
     monkeypatch.setattr(archiver._replayer, "step", lambda _: 3)
     kafka.refused = "write"

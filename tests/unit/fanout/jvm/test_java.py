@@ -10,7 +10,7 @@ from delivery import errors
 from delivery.stages import class_sharing
 from fanout.cli import main
 from fanout.jvm import class_archive, jars, java
-from fanout.local import kafka
+from fanout.local import kafka_server
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_broker_starts_with_its_class_archive_if_that_was_built(library, tmp_p
     monkeypatch.setattr(class_archive, "find", {class_archive.BROKER: archive}.get)
     (tmp_path / "21.0.5" / "bin" / "java").write_text('#!/bin/sh\necho "openjdk version \\"21.0.5\\"" "$@" >&2\n')
     libraries = jars.Jars(connector=(), store=(), broker=(library / "broker" / "kafka.jar",))
-    broker = kafka.EmbeddedKafka(tmp_path / "kafka", libraries=libraries)
+    broker = kafka_server.EmbeddedKafka(tmp_path / "kafka", libraries=libraries)
     with pytest.raises(errors.LocalStackError, match="did not start"):
         broker.start()  # this Java only prints its arguments
     [format_jvm, broker_jvm] = (tmp_path / "kafka" / "broker.log").read_text().splitlines()

@@ -4,12 +4,12 @@ import pytest
 from typer.testing import CliRunner
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from fanout.cli import main
 from fanout.kafka import publishing
 
 CONFIG = settings.Settings()
-LAYOUT = worker_plans.layout_of(CONFIG)
+LAYOUT = plan_builder.layout_of(CONFIG)
 GOOD = b'{"id": "e1", "type": "order.created", "tenant_id": "t1", "amount": 1}'
 
 

@@ -9,7 +9,7 @@ from delivery.registry_model import DeliveryMode, Revision
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records, topic_rows
 from delivery.webhooks.results.log_entries import Due, RedrivenEntry
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import intake
 from delivery.webhooks.sending import batch_payload
 from fanout.kafka import places

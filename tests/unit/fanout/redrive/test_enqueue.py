@@ -11,8 +11,8 @@ from fanout.kafka.places import Place
 from fanout.reconcile import evidence
 from fanout.redrive import enqueue, redrive_plan
 from tests.support import publishers
-from tests.unit.fanout.redrive.test_dead_letters import NOW_MS, letters_of_batch
-from tests.unit.fanout.redrive.test_dead_letters import letter as direct_letter
+from tests.unit.fanout.redrive.test_dead_letter_search import NOW_MS, letters_of_batch
+from tests.unit.fanout.redrive.test_dead_letter_search import letter as direct_letter
 
 
 def enqueuer(letters, *, dry_run=True):

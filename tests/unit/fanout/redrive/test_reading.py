@@ -7,7 +7,7 @@ from delivery.config import settings
 from delivery.webhooks.results import dead_letter_records
 from fanout.kafka import topic_scanner
 from fanout.kafka.places import Place
-from fanout.redrive import dead_letters, redrive_plan
+from fanout.redrive import dead_letter_search, redrive_plan
 from tests.support import records
 
 
@@ -41,7 +41,7 @@ def test_a_webhook_id_names_the_newest_dead_letter_of_all_partitions(times, newe
     A subscription that moves to another endpoint may have dead letters in two partitions.
     """
     letters = [records.dead_letter(webhook_id="msg_1", dead_lettered_at_ms=at_ms) for at_ms in times]
-    assert dead_letters.get(Reader(*letters), "msg_1").place.partition == newest
+    assert dead_letter_search.get(Reader(*letters), "msg_1").place.partition == newest
 
 
 class Scanner:
@@ -66,7 +66,7 @@ def test_a_reader_that_cannot_begin_closes_its_connection(failure, monkeypatch):
     monkeypatch.setattr(topic_scanner, "Scanner", lambda *_: scanner)
     with (
         pytest.raises(errors.FanoutError, match=r"Kafka does not answer|topic fanout\.dead-letters on .* does not exist"),
-        dead_letters.reading(settings.Settings()),
+        dead_letter_search.reading(settings.Settings()),
     ):
         pass
     assert not scanner.is_open

@@ -10,8 +10,8 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from delivery.stages.checkpoint import cluster, election, lease, lock
-from fanout.local.kafka import free_port
+from delivery.stages.checkpoint import cluster, election, kubernetes_lease, lock
+from fanout.local.kafka_server import free_port
 from tests.support import certificates
 
 
@@ -40,7 +40,7 @@ def account(tmp_path):
 
 def test_a_command_is_refused_by_the_name_of_the_driver_that_renews(monkeypatch):
     monkeypatch.setattr(election, "RETRY_S", 0.01)
-    holder = lease.Holder(OthersLease(), "me", pytest.fail)
+    holder = kubernetes_lease.Holder(OthersLease(), "me", pytest.fail)
     with pytest.raises(errors.CheckpointInUse, match="driver other holds the Lease all and renews it: stop that driver first"):
         holder.acquire(threading.Event(), is_patient=False)
 
@@ -48,7 +48,7 @@ def test_a_command_is_refused_by_the_name_of_the_driver_that_renews(monkeypatch)
 def test_a_waiting_driver_names_the_holder_and_can_be_stopped(monkeypatch, caplog):
     monkeypatch.setattr(election, "RETRY_S", 0.01)
     stop, others = threading.Event(), OthersLease()
-    holder = lease.Holder(others, "me", pytest.fail)
+    holder = kubernetes_lease.Holder(others, "me", pytest.fail)
     threading.Timer(0.2, stop.set).start()
     assert holder.acquire(stop) is False
     assert holder.pause_reason == "waits for the Lease all, held by other"
@@ -130,7 +130,7 @@ def test_each_problem_of_a_renewal_is_logged_once(monkeypatch, caplog):
     monkeypatch.setattr(election, "RETRY_S", 0.001)
     conflict, away = cluster.Conflict(), cluster.Unavailable("1.2.3.4:443 does not answer")
     leases = TroubledLease(conflict, conflict, away, away)  # a conflict is tried again at once
-    holder = lease.Holder(leases, "me", pytest.fail)
+    holder = kubernetes_lease.Holder(leases, "me", pytest.fail)
     assert holder.acquire(threading.Event())
     try:
         assert leases.is_renewed.wait(5)
@@ -144,7 +144,7 @@ def test_a_refused_driver_says_that_nothing_was_started(account):
     (account / "token").unlink()
     refused = cluster.KubernetesLease(host="127.0.0.1", port=1, name="all", account=account)
     with pytest.raises(errors.LeaseRefused, match=r"token cannot be read .*\. Nothing was started$"):
-        lease.Holder(refused, "me", pytest.fail).acquire(threading.Event())
+        kubernetes_lease.Holder(refused, "me", pytest.fail).acquire(threading.Event())
 
 
 def test_without_a_lease_nothing_is_waited_for(tmp_path):

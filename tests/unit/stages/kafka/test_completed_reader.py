@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.stages.kafka import completed_reader
 
 
@@ -112,6 +112,6 @@ def test_a_topic_that_kafka_refuses_to_describe_is_not_taken_as_empty():
 def test_a_lane_starts_without_the_results_that_kafka_does_not_send(monkeypatch, caplog):
     monkeypatch.setattr(completed_reader, "READ_S", 0.0)
     monkeypatch.setattr(confluent_kafka, "Consumer", lambda _: StoppedConsumer())
-    work_log = completed_reader.CompletedWork(client={}, topics=worker_plans.plan_of(settings.Settings()).topics, since_ms=0)
+    work_log = completed_reader.CompletedWork(client={}, topics=plan_builder.plan_of(settings.Settings()).topics, since_ms=0)
     assert completed_reader.read(work_log) == frozenset()
     assert "may be sent again, with the same webhook-id" in caplog.text

@@ -13,8 +13,8 @@ from delivery.stages.scaling import size
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.results.counters import Counters
-from delivery.webhooks.results.results import Results
-from delivery.webhooks.scheduling import outage
+from delivery.webhooks.results.task_results import Results
+from delivery.webhooks.scheduling import outage_detection
 from tests.support import builders
 
 
@@ -47,7 +47,7 @@ def observed(*results):
 
 def unreachable(first, end):
     """Return the reachability of a task that reached none of these destinations, each of another customer."""
-    return outage.reachability(
+    return outage_detection.reachability(
         (builders.endpoint(url=f"https://host{n}.example/", customer_id=f"c{n}"), False) for n in range(first, end)
     )
 
@@ -74,7 +74,7 @@ def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
         disable=lambda *_: None,
         sizing=size.fixed(2),
     )
-    half = outage.MIN_DESTINATIONS // 2
+    half = outage_detection.MIN_DESTINATIONS // 2
     some, others = Results(reach=unreachable(0, half)), Results(reach=unreachable(half, 2 * half))
     context.record(observed(some, some))
     assert not ours.is_broken
@@ -106,7 +106,7 @@ def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
         disable=lambda *_: None,
         sizing=size.fixed(2),
     )
-    context.record(observed(Results(reach=unreachable(0, outage.MIN_DESTINATIONS), unresponsive=frozenset({"a"}))))
+    context.record(observed(Results(reach=unreachable(0, outage_detection.MIN_DESTINATIONS), unresponsive=frozenset({"a"}))))
     assert context.suppressed.current() == {}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from delivery.stages.kafka import outage
+from delivery.stages.kafka import kafka_outage
 from delivery.stages.lanes import session, streaming_lane
 from delivery.stages.lanes.streaming_lane import Result
 
@@ -150,7 +150,7 @@ AWAY = "Caused by: org.apache.kafka.common.errors.TimeoutException: Timed out wa
     ],
 )
 def test_a_kafka_that_did_not_answer_is_no_fault_of_the_lane(failure, is_outage):
-    assert outage.is_kafka_outage(failure) is is_outage
+    assert kafka_outage.is_kafka_outage(failure) is is_outage
 
 
 class Failed(Query):

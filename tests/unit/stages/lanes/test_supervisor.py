@@ -20,9 +20,9 @@ from delivery.stages.lanes import supervisor
 def test_the_batch_lane_alone_warns_of_batch_records_that_it_passes_over(monkeypatch, caplog, names, treatment, is_warned):
     monkeypatch.setattr(supervisor.paused_topics, "restore", lambda *_: None)
     for module, lane in (
-        (supervisor.direct, "DirectQuery"),
-        (supervisor.batch, "BatchQuery"),
-        (supervisor.retry, "RetryQuery"),
+        (supervisor.direct_query, "DirectQuery"),
+        (supervisor.batch_query, "BatchQuery"),
+        (supervisor.retry_query, "RetryQuery"),
     ):
         monkeypatch.setattr(module, lane, lambda *_, **__: None)
     config = settings.Settings(source=settings.SourceSettings(batch_records=treatment))

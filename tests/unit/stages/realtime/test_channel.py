@@ -117,11 +117,11 @@ def test_reports_add_up_and_news_come_back(listening, linked):
     first = exchange(linked)
     assert (first.is_paused, first.next_offsets) == (True, {("t", 0): 5})
     known = messages.Known(base_id="b1")
-    again = exchange(linked, known=known, tally=Counters(retries=1), records=2, delay_s=0.5, next_offsets={("t", 1): 7})
+    again = exchange(linked, known=known, counters=Counters(retries=1), records=2, delay_s=0.5, next_offsets={("t", 1): 7})
     assert (again.is_paused, again.next_offsets) == (False, {})
-    exchange(linked, tally=Counters(retries=2), records=1, delay_s=0.25)
+    exchange(linked, counters=Counters(retries=2), records=1, delay_s=0.25)
     heard = listening.drain()
-    assert (heard.tally.retries, heard.records, heard.delay_s) == (3, 3, 0.5)
+    assert (heard.counters.retries, heard.records, heard.delay_s) == (3, 3, 0.5)
     assert (listening.drain().records, listening.running_tasks, listening.fault()) == (0, 1, None)
     assert listening.positions == {"t": {0: 5, 1: 7}}
 

@@ -8,27 +8,27 @@ from py4j.protocol import Py4JJavaError
 from delivery import errors
 from delivery.config import settings
 from delivery.stages.lanes import session
-from delivery.stages.realtime import lane
+from delivery.stages.realtime import realtime_query
 
 
 def test_a_task_without_a_schema_makes_the_lane_wait_for_the_registry(caplog):
     """The log said that the lane restarts, and advised to check the memory of the workers."""
-    outcome = lane._outcome_after("task 3 failed: SchemaRegistryUnavailable: http://schemas:8081 does not answer")
-    assert outcome is lane.QueryEnd.KAFKA_AWAY
+    outcome = realtime_query._outcome_after("task 3 failed: SchemaRegistryUnavailable: http://schemas:8081 does not answer")
+    assert outcome is realtime_query.QueryEnd.KAFKA_AWAY
     assert "lane realtime waits for the schema registry (task 3 failed: " in caplog.text
     assert "restarts its query" not in caplog.text
 
 
 def test_any_other_fault_restarts_the_query_and_says_where_to_look(caplog):
-    assert lane._outcome_after("task 3 failed: ValueError: x") is lane.QueryEnd.FAULT
+    assert realtime_query._outcome_after("task 3 failed: ValueError: x") is realtime_query.QueryEnd.FAULT
     assert "restarts its query at the first record without a receipt, because task 3 failed: ValueError: x." in caplog.text
     assert "its traceback in the worker's log" in caplog.text
 
 
 def test_a_lane_that_restarts_in_vain_names_the_fault():
     """The message said None where the end of the query had ended the silent task as well."""
-    vain = lane.RealtimeLane.__new__(lane.RealtimeLane)
-    vain._restarts = lane.MOST_RESTARTS
+    vain = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)
+    vain._restarts = realtime_query.MOST_RESTARTS
     with pytest.raises(errors.LaneFailed, match=r"all lanes stop: task 3 has not reported for 10 s\. .*their way to the"):
         vain._count_restart("task 3 has not reported for 10 s")
 
@@ -43,7 +43,7 @@ def test_other_tasks_end_their_deliveries_when_one_has_no_schema():
         fault = staticmethod(lambda: "task 3 failed: SchemaRegistryUnavailable: x")
         running_tasks = property(lambda _: next(running))
 
-    stopping = lane.RealtimeLane.__new__(lane.RealtimeLane)
+    stopping = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)
     stopping._config = settings.Settings()
     stopping._stop_tasks(SimpleNamespace(server=Server(), streaming_query=SimpleNamespace(isActive=True)))
     assert (calls, list(running)) == (["stop"], [])
@@ -66,7 +66,7 @@ def test_a_query_that_does_not_end_in_time_is_left_to_the_process(caplog):
 
     levels = []
     spark = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=levels.append))
-    stopping = lane.RealtimeLane.__new__(lane.RealtimeLane)
+    stopping = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)
     stopping._one_by_one = spark
     stopping._end(SimpleNamespace(stop=stop))
     assert "the query of lane realtime did not end within 30s of its stop (java.util.concurrent.TimeoutException" in caplog.text

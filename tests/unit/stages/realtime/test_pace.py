@@ -3,7 +3,7 @@
 import pytest
 
 from delivery.config import settings
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 from delivery.stages.realtime import mode_switch, slots, start_offsets
 from delivery.stages.realtime.start_offsets import HandledRange
 
@@ -81,8 +81,8 @@ def test_slots_for_each_partition_and_for_the_other_lanes():
 @pytest.mark.parametrize(("topic", "is_realtime"), [("events.fast", True), ("events.fast.er", False), ("other.fast", False)])
 def test_topics_of_both_patterns_are_the_real_time_lanes(topic, is_realtime):
     wanted = settings.SourceSettings(topic_pattern=r"events\..+", realtime_pattern=r".+\.fast")
-    assert source.is_realtime(wanted, topic) is is_realtime
+    assert topic_source.is_realtime(wanted, topic) is is_realtime
 
 
 def test_without_a_pattern_no_topic_is():
-    assert not source.is_realtime(settings.SourceSettings(), "events.fast")
+    assert not topic_source.is_realtime(settings.SourceSettings(), "events.fast")

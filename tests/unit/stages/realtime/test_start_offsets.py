@@ -10,12 +10,12 @@ import pytest
 from confluent_kafka import KafkaError
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.stages.kafka import completed_reader
 from delivery.stages.realtime import start_offsets
 from tests.support import records
 
-ASKED = completed_reader.CompletedWork(client={}, topics=worker_plans.plan_of(settings.Settings()).topics, since_ms=0)
+ASKED = completed_reader.CompletedWork(client={}, topics=plan_builder.plan_of(settings.Settings()).topics, since_ms=0)
 
 
 def message(value=None, error=None):

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.stages.kafka import event_writer
-from delivery.stages.tasks import deliver_events, route, task_context
+from delivery.stages.tasks import collect_segments, deliver_events, task_context
 from delivery.webhooks.events import batch_records, parsing
 from delivery.webhooks.results import counters
 from delivery.webhooks.routing import registries
@@ -72,13 +72,13 @@ def lane(tmp_path):
     def run(kafka, *, batch_lane=False, rejects=True, config=CONFIG):
         counted, folder = [], sinks.Folder(tmp_path)
         tools = task_context.Tools(
-            plan=worker_plans.plan_of(config),
+            plan=plan_builder.plan_of(config),
             observe=lambda results: counted.append(counters.count(results, cpu_s=0.0)),
             sink=folder,
             write_events=kafka,
         )
         if batch_lane:
-            partition = route.RoutePartition(
+            partition = collect_segments.RoutePartition(
                 tools=tools, source=source(), shard_keys=(1, 2), immediate_flush_s=1.0, rejects=rejects
             )
         else:

@@ -5,11 +5,11 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.stages.tasks import task_context
 from delivery.webhooks.lanes import gc_tuning, retry_lane
-from delivery.webhooks.results import results
+from delivery.webhooks.results import task_results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.scheduling import background_attempts
 from tests.support import builders
@@ -39,8 +39,8 @@ def ended(kind=OutcomeKind.DELIVERED, error_class=None):
 
 
 def rows_of(writing, *some):
-    tools = task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=lambda _: None, sink=lambda: writing)
-    tools.write_background_results(results.background_results(some), list(some), 1)
+    tools = task_context.Tools(plan=plan_builder.plan_of(CONFIG), observe=lambda _: None, sink=lambda: writing)
+    tools.write_background_results(task_results.background_results(some), list(some), 1)
     return writing.story
 
 
@@ -78,8 +78,8 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
     report = retry_messages.Report(
         "ep1", "c1", None, lease=1, delivered=0, failed=1, blocked=None, retry_after_s=None, requeued=[]
     )
-    task = task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
-    task.write_leases(retry_lane.LeaseResults(results.Results(outcomes=[dead]), [report]))
+    task = task_context.Tools(plan=plan_builder.plan_of(CONFIG), observe=lambda _: None, sink=lambda: writing).begin()
+    task.write_leases(retry_lane.LeaseResults(task_results.Results(outcomes=[dead]), [report]))
     log, letter, waited, report_row = writing.story
     assert (log[0], letter[0]) == (CONFIG.delivery.attempts_topic, CONFIG.delivery.dead_letter_topic)
     assert waited == "in its topic"
@@ -89,7 +89,7 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
 def test_a_task_freezes_live_objects_once_at_its_beginning(monkeypatch):
     frozen = []
     monkeypatch.setattr(gc_tuning.GarbageCollector, "freeze", lambda _: frozen.append("once"))
-    tools = task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=lambda _: None, sink=Writing)
+    tools = task_context.Tools(plan=plan_builder.plan_of(CONFIG), observe=lambda _: None, sink=Writing)
     begun = tools.begin()
     assert frozen == ["once"]
     begun.finish()
@@ -97,4 +97,4 @@ def test_a_task_freezes_live_objects_once_at_its_beginning(monkeypatch):
 
 
 def test_a_background_result_reports_an_endpoint_that_is_gone():
-    assert results.background_results([ended(OutcomeKind.POSTPONED, "gone")]).gone == {"ep1"}
+    assert task_results.background_results([ended(OutcomeKind.POSTPONED, "gone")]).gone == {"ep1"}

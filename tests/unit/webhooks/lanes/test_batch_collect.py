@@ -8,13 +8,13 @@ import sys
 import orjson
 import pytest
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.registry_model import Batching, ContentMode, DeliveryMode, EndpointStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import batch_collect
 from delivery.webhooks.results import counters
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import intake, registries, seen_ids
 from delivery.webhooks.sending import batch_payload, payload
 from tests.support import builders
@@ -96,7 +96,7 @@ def test_the_setting_decides_whether_an_invalid_time_is_passed(treatment, due, r
     cloud = {"specversion": "1.0", "id": "cloud", "source": "/shop", "type": "a", "tenantid": "t1", "time": "yesterday"}
     plain = {"id": "plain", "tenant_id": "t1", "type": "a", "time": "yesterday"}
     headers = (("content-type", b"application/cloudevents+json"),)
-    layout = worker_plans.layout_of(settings.Settings(source=settings.SourceSettings(invalid_time=treatment)))
+    layout = plan_builder.layout_of(settings.Settings(source=settings.SourceSettings(invalid_time=treatment)))
     registry = registries.WholeRegistry("base", snapshot(endpoint()))
     collector = batch_collect.Collector(registry, layout, shards=1, now_ms=NOW_MS)
     sent = [builders.record(value=orjson.dumps(cloud), headers=headers), builders.record(offset=8, value=orjson.dumps(plain))]

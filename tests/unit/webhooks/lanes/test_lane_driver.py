@@ -4,7 +4,7 @@ import contextlib
 import threading
 
 from delivery.webhooks.lanes import drain_gate, lane_driver
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from tests.support import fakes
 
 

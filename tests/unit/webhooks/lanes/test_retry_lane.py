@@ -11,7 +11,7 @@ from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import limits, outage
+from delivery.webhooks.scheduling import limits, outage_detection
 from tests.support import builders, fakes
 from tests.support.leases import NOW_MS, batch_registry, lease, registry, waiting
 from tests.support.retry_lanes import Sender, deliver, lane_of, together
@@ -52,7 +52,7 @@ def answering(**error_classes):
 
     async def micro_batch(*leases):
         first = await lane.start(map(retry_messages.encoded, leases), known, 10)
-        assert first.results.reach == outage.NOTHING_ASKED
+        assert first.results.reach == outage_detection.NOTHING_ASKED
         last = await lane.finish_task(10)
         return last.results.reach.asked, last.results.reach.unreachable
 

@@ -4,7 +4,7 @@ import pytest
 
 from delivery.model import Attempt
 from delivery.webhooks.leases.endpoint_observations import EndpointObservations
-from delivery.webhooks.scheduling import outage
+from delivery.webhooks.scheduling import outage_detection
 from tests.support import builders
 from tests.support.leases import lease, waiting
 
@@ -36,7 +36,7 @@ def test_an_endpoint_responded_or_was_unreachable(attempts, fields, asked, unrea
     found = observed(*attempts, **fields)
     seen = found.drain_reachability()
     assert (seen.asked, seen.unreachable) == (asked, unreachable)
-    assert found.drain_reachability() == outage.NOTHING_ASKED
+    assert found.drain_reachability() == outage_detection.NOTHING_ASKED
 
 
 def test_an_endpoint_that_is_gone_is_drained_once():

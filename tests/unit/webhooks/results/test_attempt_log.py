@@ -10,7 +10,7 @@ import pytest
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.observability import logs
 from delivery.webhooks.results import attempt_log
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from tests.support import builders, fakes
 
 KEYS = {

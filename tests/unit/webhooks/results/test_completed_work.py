@@ -12,7 +12,7 @@ from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import batch_lane, direct_lane
 from delivery.webhooks.policy import backoff
 from delivery.webhooks.results import completed_work, topic_rows
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
 from delivery.webhooks.sending import batch_payload, sender

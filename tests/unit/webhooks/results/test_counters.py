@@ -6,7 +6,7 @@ import pytest
 
 from delivery.model import Attempt, Outcome, OutcomeKind, SkipReason
 from delivery.webhooks.results import counters
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import intake
 from tests.support import builders
 

@@ -11,7 +11,7 @@ from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.webhooks.policy import response_headers
 from delivery.webhooks.results import dead_letter_records, topic_rows
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import intake
 from tests.support import archive, builders, written_topics
 

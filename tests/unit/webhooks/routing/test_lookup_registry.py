@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from delivery import errors
-from delivery.config import loader, settings
+from delivery.config import settings, settings_loader
 from delivery.registry_model import DeliveryMode, Revision
 from delivery.stages.registry import lookup_source as stage
 from delivery.webhooks.events import parsing
@@ -207,6 +207,6 @@ def test_a_worker_keeps_its_answers_between_micro_batches(source):
 
 def test_a_setting_chooses_the_source_of_the_registry():
     assert settings.Settings().snapshot.source == "broadcast"
-    assert loader.read({"FANOUT_SNAPSHOT_SOURCE": "lookup"}).snapshot.source == "lookup"
+    assert settings_loader.read({"FANOUT_SNAPSHOT_SOURCE": "lookup"}).snapshot.source == "lookup"
     with pytest.raises(errors.SettingsError, match=r"snapshot\.source"):
-        loader.read({"FANOUT_SNAPSHOT_SOURCE": "api"})
+        settings_loader.read({"FANOUT_SNAPSHOT_SOURCE": "api"})

@@ -6,7 +6,7 @@ import msgspec
 import orjson
 import pytest
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.model import Outcome, OutcomeKind
 from delivery.payload_form import Opaque, PayloadForm
 from delivery.registry_model import DeliveryMode
@@ -18,7 +18,7 @@ from delivery.webhooks.sending import batch_payload, payload
 from tests.support import builders
 
 PASSED, REJECTED, TOLD_APART = (
-    worker_plans.layout_of(settings.Settings(source=settings.SourceSettings(reused_ids=word)))
+    plan_builder.layout_of(settings.Settings(source=settings.SourceSettings(reused_ids=word)))
     for word in ("passed", "rejected", "told_apart")
 )
 

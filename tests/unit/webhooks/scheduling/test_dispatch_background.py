@@ -52,9 +52,9 @@ def test_an_endpoint_that_hangs_again_without_a_response_is_reported_again():
     )
     [delivery] = deliveries(1, "hangs")
     queue = memory.queue_of(delivery.endpoint, limits.Limits(), fakes.unreported_background())
-    memory.add_silent(queue, since=10.0)
+    memory.add_without_response(queue, since=10.0)
     reported = [memory.take_unresponsive(1.0, now) for now in (10.5, 11.0, 12.0)]
-    memory.add_silent(queue, since=50.0)
+    memory.add_without_response(queue, since=50.0)
     reported += [memory.take_unresponsive(1.0, now) for now in (50.5, 51.0)]
     assert reported == [frozenset(), {"hangs"}, frozenset(), frozenset(), {"hangs"}]
 

@@ -60,9 +60,9 @@ def test_no_micro_batch_waits_for_a_quick_retry_alone():
         took = await worker.micro_batch(*fine(), *failing)
         return took, [(len(o.attempts), o.next_attempt.retries) for o in worker.ended if o.delivery in failing], worker
 
-    took, handed_over, worker = playing(play, {}, {"fails": error_classes.SERVER_ERROR})
+    took, deferred, worker = playing(play, {}, {"fails": error_classes.SERVER_ERROR})
     assert took == (0.0, FINE | {("fails", "postponed", "server_error"): 2})
-    assert handed_over == [(1, 0)] * 2
+    assert deferred == [(1, 0)] * 2
     again_ms = {o.next_attempt.at_ms for o in worker.ended if o.kind is OutcomeKind.POSTPONED}
     assert all(0 < at_ms - round(worker.clock.now * 1000) <= 2 for at_ms in again_ms)
 

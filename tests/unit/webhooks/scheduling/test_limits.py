@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.webhooks.scheduling import limits
 from tests.support import builders
 
@@ -27,7 +27,7 @@ def test_slices_share_the_limit_of_their_worker(own, share):
 
 
 def test_the_real_time_lane_plans_for_two_slices():
-    assert worker_plans.of_realtime(settings.Settings()).limits.slices == 2
+    assert plan_builder.of_realtime(settings.Settings()).limits.slices == 2
 
 
 @pytest.mark.parametrize(("own", "workers", "share"), [(None, 4, None), (10.0, 4, 2.5)])

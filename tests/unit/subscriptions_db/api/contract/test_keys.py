@@ -14,7 +14,7 @@ from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import keys, problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.server import admission
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 from tests.support.fakes import Clock
 
 NOW = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)

@@ -4,9 +4,9 @@ import jsonschema
 import pytest
 
 from subscriptions_db.api.contract.routes import RawBytes
-from subscriptions_db.api.examples.table import EXAMPLES
+from subscriptions_db.api.examples.example_table import EXAMPLES
 from subscriptions_db.api.server import openapi
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 from tests.support import api_answers
 
 DOCUMENT = openapi.document(ROUTES)

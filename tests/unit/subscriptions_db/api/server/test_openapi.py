@@ -8,7 +8,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from subscriptions_db.api.contract import problem_types, problems, schemas
 from subscriptions_db.api.server import openapi
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.manifest import manifest
 
 DOCUMENT = openapi.document(ROUTES)

@@ -8,7 +8,7 @@ import pytest
 from subscriptions_db.api.contract import routes
 from subscriptions_db.api.deliveries import deliveries, replays, statistics
 from subscriptions_db.api.registry import endpoint_bulk
-from subscriptions_db.api.server import table
+from subscriptions_db.api.server import route_table
 from subscriptions_db.manifest import mistakes
 
 WRONG = (
@@ -33,7 +33,7 @@ def models_in(annotation):
         yield from models_in(part)
 
 
-DECLARED = [model for route in table.ROUTES for model in (route.query, route.body, *dict(route.bodies).values()) if model]
+DECLARED = [model for route in route_table.ROUTES for model in (route.query, route.body, *dict(route.bodies).values()) if model]
 MODELS = sorted(
     {found for model in DECLARED for found in models_in(model)} - {routes.NoParameters}, key=lambda model: model.__name__
 )

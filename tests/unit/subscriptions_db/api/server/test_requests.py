@@ -6,7 +6,7 @@ from aiohttp.test_utils import make_mocked_request
 from subscriptions_db.api.contract import etags, problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.server import app, handler
-from subscriptions_db.api.server.table import ROUTES
+from subscriptions_db.api.server.route_table import ROUTES
 
 BY_NAME = {route.name: route for route in ROUTES}
 ADMIN = Principal("k1", "c1", Scope.CUSTOMER_ADMIN)

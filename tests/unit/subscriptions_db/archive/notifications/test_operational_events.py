@@ -12,7 +12,7 @@ from delivery.model import Record
 from delivery.registry_model import ContentMode
 from delivery.webhooks.events import parsing
 from delivery.webhooks.sending import payload
-from fanout.archiver import notify_step, process
+from fanout.archiver import main_loop, notify_step
 from subscriptions_db.archive.notifications import endpoint_health, key_expiry, outbox, quotas
 from subscriptions_db.archive.notifications.endpoint_health import EndpointHealth, EventKind, Policy, Signal, SignalKind
 from subscriptions_db.archive.notifications.quotas import Quota
@@ -94,6 +94,6 @@ def test_every_event_type_has_an_example_and_a_table_row():
 
 
 def test_the_default_policy_is_that_of_the_document():
-    policy = process.policy_of(settings.Settings(operations=service_settings.OperationsSettings(topic=TOPIC)))
+    policy = main_loop.policy_of(settings.Settings(operations=service_settings.OperationsSettings(topic=TOPIC)))
     assert policy == POLICY
-    assert process.policy_of(settings.Settings()) is None
+    assert main_loop.policy_of(settings.Settings()) is None

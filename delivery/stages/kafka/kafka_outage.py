@@ -1,9 +1,9 @@
 """Recognise a query that failed because Kafka or the schema registry did not answer, and test whether they answer again.
 
 Runs on the driver. While Kafka is absent, Spark waits only for some minutes for the end offsets of the topics
-(delivery.stages.kafka.source), and a task fails sooner. The lane itself has no fault then: its query starts again once Kafka
-answers. In the real-time lane the same holds for the schema registry, from which a task reads schemas. The other lanes pause
-topics (delivery.stages.checkpoint.paused_topics).
+(delivery.stages.kafka.topic_source), and a task fails sooner. The lane itself has no fault then: its query starts again once
+Kafka answers. In the real-time lane the same holds for the schema registry, from which a task reads schemas. The other lanes
+pause topics (delivery.stages.checkpoint.paused_topics).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import re
 
 from delivery import errors
-from delivery.config import kafka_clients, schema_settings, settings, worker_plans
+from delivery.config import kafka_clients, plan_builder, schema_settings, settings
 from delivery.webhooks.formats import registry_client
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def schema_registry_answers(config: schema_settings.SchemaRegistrySettings) -> b
     Schema 1 is requested, again in serialized form if it is a Protobuf schema, and then each schema that it needs. Each request
     takes at most `schema_registry.timeout_s` for each URL of the schema registry.
     """
-    if (formats := worker_plans.formats_of(config)) is None:
+    if (formats := plan_builder.formats_of(config)) is None:
         return True
     try:
         registry_client.RegistryClient(formats.access).require_answer()

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from delivery.config import settings
 from delivery.observability import health
 from delivery.stages.checkpoint import paused_topics, recovery
-from delivery.stages.kafka import outage, source
+from delivery.stages.kafka import kafka_outage, topic_source
 from delivery.stages.lanes import lane_context, streaming_lane, telemetry
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.streaming_lane import Result
@@ -57,7 +57,7 @@ class DirectQuery:
             handle=self._handle,
             stop=self._stop,
             watch=watch,
-            is_kafka_back=functools.partial(outage.is_over, self._config),
+            is_kafka_back=functools.partial(kafka_outage.is_over, self._config),
             on_begin=self._begin,
             paused=self._paused,
             stalled_after_s=self._config.metrics.stalled_after_s,
@@ -76,7 +76,9 @@ class DirectQuery:
         self._size = self._context.sizing.now()
         config = self._config.source
         at_most = config.max_events_per_batch * self._size.executors
-        return source.read(self._spark, self._config.kafka, config, at_most=at_most, without_realtime=True, without=left_out)
+        return topic_source.read(
+            self._spark, self._config.kafka, config, at_most=at_most, without_realtime=True, without=left_out
+        )
 
     def _handle(self, records: DataFrame, known: registries.RegistrySource) -> Result:
         is_current = self._size == self._context.sizing.now() and not self._paused.must_replan

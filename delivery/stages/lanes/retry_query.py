@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.observability import health, metrics
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 from delivery.stages.lanes import lane_context
 from delivery.stages.lanes.stateful import StatefulLane
 from delivery.stages.lanes.streaming_lane import Result
@@ -28,7 +28,7 @@ class RetryQuery(StatefulLane):
     """The retry lane: its shards keep postponed deliveries, and its tasks attempt the due ones."""
 
     NAME = "retry"
-    JOURNAL = RetryLaneLog
+    COMPLETED_WORK_LOG = RetryLaneLog
     _waits_for_all = False
 
     @staticmethod
@@ -46,13 +46,13 @@ class RetryQuery(StatefulLane):
 
     def _planned(self) -> DataFrame:
         self._prepare_plan()
-        records = source.read_retries(self._spark, self._config, executors=self._size.executors)
+        records = topic_source.read_retries(self._spark, self._config, executors=self._size.executors)
         return self._leased(records.where(records.topic == self._config.delivery.retries_topic))
 
     def _leased(self, records: DataFrame) -> DataFrame:
         return retry_shard.take_leases(
             records,
-            worker_plans.retry_policy(self._config.retry),
+            plan_builder.retry_policy(self._config.retry),
             round(self._interval_s * 1000),
             self._pending,
             self._tools,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.stages.lanes import network_outage
-from delivery.webhooks.scheduling import outage
+from delivery.webhooks.scheduling import outage_detection
 from delivery.webhooks.state.backlog import Failing
 from tests.support import builders, fakes
 
@@ -16,7 +16,7 @@ from tests.support import builders, fakes
 def seen(reached=0, unreachable=0, customers=5):
     """Return a Reachability with these numbers of destinations. Each customer has some of each kind."""
     numbers = range(reached + unreachable)
-    return outage.reachability(
+    return outage_detection.reachability(
         (
             builders.endpoint(f"ep{n}", url=f"https://host{n}.example/", customer_id=f"{n < reached}{n % customers}"),
             n < reached,
@@ -40,39 +40,41 @@ def test_most_destinations_unreachable_means_an_outage(reached, unreachable, is_
 def test_endpoints_behind_one_gateway_are_one_destination():
     """Sixty endpoints of one customer at one closed port paused the lanes of all customers."""
     dead = [builders.endpoint(f"d{n}", url=f"https://one.example:8443/{n}", customer_id=f"c{n}") for n in range(60)]
-    assert not outage.reachability((endpoint, False) for endpoint in dead).is_broken()
+    assert not outage_detection.reachability((endpoint, False) for endpoint in dead).is_broken()
 
 
 def test_dead_hosts_of_one_customer_pause_no_lane():
     dead = [builders.endpoint(f"d{n}", url=f"https://d{n}.example/", customer_id="acme") for n in range(60)]
     well = [builders.endpoint(f"w{n}", url=f"https://w{n}.example/", customer_id="beta") for n in range(5)]
-    assert not outage.reachability((endpoint, False) for endpoint in dead).is_broken()
-    assert not outage.reachability(
+    assert not outage_detection.reachability((endpoint, False) for endpoint in dead).is_broken()
+    assert not outage_detection.reachability(
         [*((endpoint, False) for endpoint in dead), *((endpoint, True) for endpoint in well)]
     ).is_broken()
 
 
 def test_user_and_capitals_do_not_change_the_destination():
     urls = ["https://a.example/x", "https://A.example/y", "https://u:p@a.example/"]
-    assert outage.reachability((builders.endpoint(url=url), False) for url in urls).asked == 1
+    assert outage_detection.reachability((builders.endpoint(url=url), False) for url in urls).asked == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 5), st.booleans()), max_size=600), st.randoms())
 def test_samples_merge_in_any_order_and_stay_small(known, rng: random.Random):
     parts = [
-        outage.reachability([(builders.endpoint(url=f"https://h{host}.example/", customer_id=f"c{customer}"), was_reached)])
+        outage_detection.reachability(
+            [(builders.endpoint(url=f"https://h{host}.example/", customer_id=f"c{customer}"), was_reached)]
+        )
         for host, customer, was_reached in known
     ]
-    merged = sum(parts, start=outage.NOTHING_ASKED)
+    merged = sum(parts, start=outage_detection.NOTHING_ASKED)
     rng.shuffle(parts)
     half = len(parts) // 2
-    other = sum(parts[:half], start=outage.NOTHING_ASKED) + sum(parts[half:], start=outage.NOTHING_ASKED)
+    other = sum(parts[:half], start=outage_detection.NOTHING_ASKED) + sum(parts[half:], start=outage_detection.NOTHING_ASKED)
     assert merged == other
-    assert merged.asked <= outage.MAX_SAMPLE
+    assert merged.asked <= outage_detection.MAX_SAMPLE
 
 
 def test_the_pause_doubles_during_an_outage():
-    state, pauses, now = outage.NetworkHealth(), [], 1000.0
+    state, pauses, now = outage_detection.NetworkHealth(), [], 1000.0
     for _ in range(6):
         state = state.after(ALL_DOWN, now)
         pauses.append(state.paused_until - now)
@@ -105,7 +107,7 @@ def test_lanes_that_find_an_outage_together_pause_once(caplog):
     [(0, 0, True), (0, 1, True), (4, 5, True), (5, 5, True), (1, 0, False), (5, 4, False)],
 )
 def test_an_outage_ends_when_most_destinations_respond(reached, unreachable, is_broken):
-    assert outage.NetworkHealth().after(ALL_DOWN, 0.0).after(seen(reached, unreachable), 5.0).is_broken == is_broken
+    assert outage_detection.NetworkHealth().after(ALL_DOWN, 0.0).after(seen(reached, unreachable), 5.0).is_broken == is_broken
 
 
 def test_an_outage_pauses_each_lane_with_a_reason():

@@ -19,7 +19,7 @@ from subscriptions_db.api.deliveries import (
     replays,
     statistics,
 )
-from subscriptions_db.api.publishing import routes as publishing
+from subscriptions_db.api.publishing import publish_route as publishing
 from subscriptions_db.api.registry import (
     audit_log,
     customers,

@@ -12,15 +12,15 @@ from delivery.config import settings
 from delivery.webhooks.scheduling import limits
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.publishing import bodies, checks, tenant_rates
-from subscriptions_db.api.server import admission, publishing
+from subscriptions_db.api.server import admission, publish_handler
 from tests.support.fakes import Clock
 
 
 @pytest.fixture
 def publisher(monkeypatch):
-    monkeypatch.setattr(publishing, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(publish_handler, "MAX_BYTES", 10_000)
     config = settings.Settings.model_validate({"api": {"max_body_bytes": 6000}})
-    made = publishing.Publishing(config, None, None)
+    made = publish_handler.Publishing(config, None, None)
     yield made
     made.close()
 
@@ -95,7 +95,7 @@ def test_large_bodies_are_checked_beside_the_event_loop_and_refused_ones_count(p
         return check(*found, **by)
 
     monkeypatch.setattr(checks, "checked", checked)
-    padding = "x" * (publishing.MAX_BYTES_ON_LOOP if is_large else 1)
+    padding = "x" * (publish_handler.MAX_BYTES_ON_LOOP if is_large else 1)
     found = [{"id": "1", "type": "order", "tenant_id": tenant, "padding": padding}, *[{"id": "2", "tenant_id": "t1"}] * 300]
     posted = Posted(json.dumps(found).encode())
     with contextlib.nullcontext() if tenant else pytest.raises(problems.Refused, match="tenant_id"):
@@ -107,7 +107,7 @@ def test_large_bodies_are_checked_beside_the_event_loop_and_refused_ones_count(p
 @pytest.fixture
 def of_tenants():
     """Return a publisher with 15 events a second for each tenant, of which 3 may come at once."""
-    made = publishing.Publishing(settings.Settings.model_validate({"api": {"max_tenant_events_per_s": 15}}), None, None)
+    made = publish_handler.Publishing(settings.Settings.model_validate({"api": {"max_tenant_events_per_s": 15}}), None, None)
     made._tenants = tenant_rates.TenantRates(15, admission.BURST_SHARE, Clock())
     yield made
     made.close()

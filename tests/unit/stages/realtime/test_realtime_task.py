@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.registry_model import SubscriptionStatus
 from delivery.stages.realtime import deliver_realtime, messages, realtime_task, task_server
 from delivery.stages.tasks import deliver_events, task_context
@@ -61,7 +61,7 @@ class TaskDriver:
 
     def run(self, batches, config=CONFIG):
         tools = task_context.Tools(
-            plan=worker_plans.of_realtime(config),
+            plan=plan_builder.of_realtime(config),
             observe=lambda _: None,
             sink=lambda: self.writing,
             write_events=lambda records: self.writing.story.extend(event.value for event in records) or {},

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from load_tests.curves import fit, plots
+from load_tests.curves import curve_plots, fit
 from load_tests.reports import pages
 
 PAGE = "curves.md"
@@ -22,7 +22,7 @@ def write_folder(axes: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
     """Write `curves.md` and an SVG for each axis with a point into the folder, which is made if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figures in drawable(axes).items():
-        (folder / f"{name}.svg").write_text(plots.svg(figures))
+        (folder / f"{name}.svg").write_text(curve_plots.svg(figures))
     (folder / PAGE).write_text(markdown(axes))
 
 
@@ -48,7 +48,12 @@ def html(axes: Mapping[str, Mapping[str, Any]]) -> str:
     parts = ["<h1>How cost grows</h1>"]
     for name, figures in drawable(axes).items():
         text = " ".join(sentences(figures))
-        parts += [f"<h2>{name}</h2>", f"<p>{text}</p>", pages.inline(plots.svg(figures)), pages.table(HEAD, _rows(figures))]
+        parts += [
+            f"<h2>{name}</h2>",
+            f"<p>{text}</p>",
+            pages.inline(curve_plots.svg(figures)),
+            pages.table(HEAD, _rows(figures)),
+        ]
     return pages.page("How cost grows", parts)
 
 

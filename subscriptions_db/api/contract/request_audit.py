@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from subscriptions_db.api.contract.routes import Call
-from subscriptions_db.postgres import audit
+from subscriptions_db.postgres import audit_entries
 
 
 def write(
@@ -24,4 +24,4 @@ def write(
     reads it.
     """
     key_id, fields = call.principal.key_id, {"before": before, "after": after}
-    audit.note(call.connection, key_id, action, entity, entity_id, customer_id=customer_id, **fields)
+    audit_entries.note(call.connection, key_id, action, entity, entity_id, customer_id=customer_id, **fields)

@@ -26,9 +26,9 @@ from delivery.webhooks.results.log_records import LogRecord
 from delivery.webhooks.state import chunking
 from fanout.archiver import notify_step, quota_step, redrive_step
 from fanout.archiver.replay_step import Replayer
-from fanout.archiver.source import Source, place_of
+from fanout.archiver.topic_reader import Source, place_of
 from fanout.kafka.places import Place
-from subscriptions_db.archive.ingest import archived_rows, partitions, redrive_notes, signals, statistics, writer
+from subscriptions_db.archive.ingest import archived_rows, hourly_statistics, partitions, redrive_notes, signals, writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.notifications import key_expiry, outbox
 from subscriptions_db.archive.notifications.endpoint_health import Policy
@@ -204,7 +204,7 @@ class Archiver:
         `once`, raise the error instead.
         """
         notified = 0 if self._notifier is None else self._notifier.step(connection, once=once)
-        metrics.ARCHIVE_TOLD.inc(notified)
+        metrics.ARCHIVE_NOTIFICATIONS.inc(notified)
         if time.monotonic() < self._steps_allowed_at:
             return notified
         redriven = replayed = 0
@@ -243,7 +243,7 @@ class Archiver:
                     letter=row,
                     replay_counts=archived_rows.replay_counts_of_dead_letter(letter),
                     signals=signals.dead_letter_signals(row, at),
-                    statistics=statistics.of_dead_letter(row),
+                    statistics=hourly_statistics.of_dead_letter(row),
                 )
             record = log_records.decode(value)
             if isinstance(record, LogRecord):
@@ -255,7 +255,7 @@ class Archiver:
                     redriven=archived_rows.redriven_rows(record),
                     replay_counts=archived_rows.replay_counts(record),
                     signals=signals.log_signals(record, at),
-                    statistics=statistics.of_log(record, at) if self._kept.statistics else {},
+                    statistics=hourly_statistics.of_log(record, at) if self._kept.statistics else {},
                 )
         except (errors.RecordUnreadable, ValueError) as exc:  # a DecodeError of msgspec is a ValueError
             log.warning(
@@ -287,7 +287,7 @@ class Archiver:
             key_expiry.record(connection, self._policy, now=_now())
         self._quotas.run(connection)
         redrive_notes.forget(connection, partitions.oldest(today, self._kept.letters))
-        statistics.delete_old(connection, partitions.oldest(today, self._kept.statistics))
+        hourly_statistics.delete_old(connection, partitions.oldest(today, self._kept.statistics))
         progress.forget(connection, before=_now() - dt.timedelta(days=self._kept.letters))
         stored_answers.delete_remaining(connection)
 

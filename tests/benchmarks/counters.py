@@ -1,6 +1,6 @@
-"""Measure what counting costs a worker: CPU µs per delivery of a tally, of the attempt log that writes nothing, and of a merge.
+"""Measure what counting costs a worker: CPU µs per delivery of counters, of an attempt log that writes nothing, and of a merge.
 
-Run: `python -m tests.benchmarks.tally`. An Arrow batch of 10,000 deliveries, one in a hundred retried, as a worker has it.
+Run: `python -m tests.benchmarks.counters`. An Arrow batch of 10,000 deliveries, one in a hundred retried, as a worker has it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from delivery.model import Attempt, Outcome, OutcomeKind
 from delivery.webhooks.results import attempt_log, counters
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from tests.support import builders
 
 DELIVERIES = 10_000
@@ -54,12 +54,12 @@ def main() -> None:
     """Measure and print."""
     attempt_log.log.setLevel(logging.INFO)
     batch = results()
-    tally = counters.count(batch, cpu_s=1.0)
+    counted = counters.count(batch, cpu_s=1.0)
     quiet = attempt_log.AttemptLog(0.0, clock=time.monotonic, rng=random.Random())
-    print(f"tally of a batch       {cpu_us(lambda: counters.count(batch, cpu_s=1.0)) / DELIVERIES:6.3f} µs per delivery")
+    print(f"counters of a batch    {cpu_us(lambda: counters.count(batch, cpu_s=1.0)) / DELIVERIES:6.3f} µs per delivery")
     print(f"attempt log, sample 0  {cpu_us(lambda: quiet.write(batch)) / DELIVERIES:6.3f} µs per delivery")
-    print(f"merge of two tallies   {cpu_us(lambda: tally + tally):6.1f} µs per task, on the driver")
-    print(f"size of a tally        {len(pickle.dumps(tally)):6d} bytes per task")
+    print(f"merge of two counters  {cpu_us(lambda: counted + counted):6.1f} µs per task, on the driver")
+    print(f"size of the counters   {len(pickle.dumps(counted)):6d} bytes per task")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from delivery.config import settings
 from delivery.observability import health
 from delivery.stages.checkpoint import paused_topics
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 from delivery.stages.lanes import lane_context
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.stateful import StatefulLane
 from delivery.stages.lanes.streaming_lane import Result
 from delivery.stages.registry import task_delta
-from delivery.stages.tasks import batch_shard, deliver_batches, route
+from delivery.stages.tasks import batch_shard, collect_segments, deliver_batches
 from delivery.webhooks.routing import registries
 
 TRIGGERS_EARLY = 2
@@ -72,14 +72,14 @@ class BatchQuery(StatefulLane):
         self._delta = task_delta.TaskDelta(self._spark.sparkContext, known)
         ticks_topic = self._config.batch.ticks_topic
         at_most = self._config.batch.max_events_per_micro_batch * self._size.executors
-        records = source.read(
+        records = topic_source.read(
             self._spark, self._config.kafka, self._config.source, at_most=at_most, beside=ticks_topic, without=left_out
         )
         return self._routed(records.where(records.topic != ticks_topic))
 
     def _routed(self, records: DataFrame) -> DataFrame:
         early_s = self._interval_s * TRIGGERS_EARLY
-        routed = route.route(
+        routed = collect_segments.route(
             records,
             self._tools,
             self._delta.source,

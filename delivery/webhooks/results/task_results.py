@@ -11,7 +11,7 @@ from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.events.batch_records import BatchRecord
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing import intake
-from delivery.webhooks.scheduling import background_attempts, dispatch, outage
+from delivery.webhooks.scheduling import background_attempts, dispatch, outage_detection
 from delivery.webhooks.sending import batch_payload
 from delivery.webhooks.sending.batch_payload import BatchDelivery
 
@@ -31,7 +31,7 @@ class Results:
     """Batch records whose events the task writes as records of their own, before it ends."""
     most_in_flight: int = 0
     """Most requests in flight at the same time from this lane of this worker."""
-    reach: outage.Reachability = outage.NOTHING_ASKED
+    reach: outage_detection.Reachability = outage_detection.NOTHING_ASKED
     """Destinations of the requests, and which of them responded."""
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that responded with 410 Gone."""

@@ -1,4 +1,4 @@
-"""Draw a simulated day of `load_tests.scaling.scenario`. The same figures give the same file."""
+"""Draw a simulated day of `load_tests.scaling.simulated_days`. The same figures give the same file."""
 
 from __future__ import annotations
 

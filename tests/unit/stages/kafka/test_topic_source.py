@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from delivery.stages.kafka import source
+from delivery.stages.kafka import topic_source
 
 
 @pytest.mark.parametrize(
@@ -20,5 +20,5 @@ from delivery.stages.kafka import source
     ],
 )
 def test_a_topic_pattern_matches_whole_names_though_spark_looks_for_a_part(topic, is_read):
-    pattern = source.whole(r"events\..+|shop", re.escape("fanout.ticks"))
+    pattern = topic_source.whole(r"events\..+|shop", re.escape("fanout.ticks"))
     assert bool(re.search(pattern, topic)) is is_read

@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from delivery import errors
-from delivery.config import settings, worker_plans
+from delivery.config import plan_builder, settings
 from delivery.observability import health, metrics
 from delivery.stages.checkpoint import disk_space, recovery
-from delivery.stages.kafka import outage
+from delivery.stages.kafka import kafka_outage
 from delivery.stages.lanes import lane_context, session, streaming_lane, supervisor, telemetry
 from delivery.stages.realtime import (
     deliver_realtime,
@@ -171,9 +171,9 @@ class RealtimeLane:
                 return
             if outcome is QueryEnd.FAULT:
                 self._stop.wait(lane_context.LAST_TASKS_S)  # the tasks write their results meanwhile
-            watch.wait_for(outage.AWAY if outcome is QueryEnd.KAFKA_AWAY else None)
+            watch.wait_for(kafka_outage.AWAY if outcome is QueryEnd.KAFKA_AWAY else None)
             while outcome is QueryEnd.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
-                if outage.is_over(self._config) and outage.schema_registry_answers(self._config.schema_registry):
+                if kafka_outage.is_over(self._config) and kafka_outage.schema_registry_answers(self._config.schema_registry):
                     break
             self._topics.find()
 
@@ -252,7 +252,7 @@ class RealtimeLane:
             format=logs.format,
             attempt_sample=logs.attempt_sample,
         )
-        return lane_context.tools_of(self._config, worker_plans.of_realtime(self._config), observe, workers)
+        return lane_context.tools_of(self._config, plan_builder.of_realtime(self._config), observe, workers)
 
     def _update_for(self, known: messages.Known) -> messages.DriverUpdate:
         """Return the driver's answer to a worker that has the version `known` of the registry.
@@ -299,9 +299,9 @@ class RealtimeLane:
     def _collect(self, query: _Query, watch: health.Watch) -> float:
         """Add the tasks' reports since the last call to the metrics; return the oldest record's age in seconds; 0: none."""
         reports = query.server.drain()
-        if reports.tally != Counters():  # an empty report would set the gauges to 0
-            self._seen.add(reports.tally)
-        self._context.record(telemetry.WorkerReport(reports.tally, reports.gone, reports.unresponsive))
+        if reports.counters != Counters():  # an empty report would set the gauges to 0
+            self._seen.add(reports.counters)
+        self._context.record(telemetry.WorkerReport(reports.counters, reports.gone, reports.unresponsive))
         metrics.RECORDS.labels(NAME).inc(reports.records)
         if query.server.has_advanced:
             self._restarts = 0
@@ -368,7 +368,7 @@ class RealtimeLane:
         if failure is None:
             return QueryEnd.DONE
         text = str(failure)
-        if outage.is_kafka_outage(text):
+        if kafka_outage.is_kafka_outage(text):
             log.warning(streaming_lane.WAITS_FOR_KAFKA, NAME, streaming_lane.cause_of(text))
             return QueryEnd.KAFKA_AWAY
         if (fault := query.server.fault()) is not None:
@@ -392,7 +392,7 @@ class RealtimeLane:
 
 def _outcome_after(fault: str) -> QueryEnd:
     """Log the fault of a task, and return why the query ends: KAFKA_AWAY if the schema registry did not answer, else FAULT."""
-    if outage.is_schema_outage(fault):
+    if kafka_outage.is_schema_outage(fault):
         log.warning(streaming_lane.WAITS_FOR_SCHEMAS, NAME, fault)
         return QueryEnd.KAFKA_AWAY
     log.warning(RESTARTS, NAME, fault)

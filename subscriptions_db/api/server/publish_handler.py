@@ -28,7 +28,7 @@ from subscriptions_db.api.contract import etags, problems
 from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.publishing import bodies, checks, daily_quotas, known_topics, producer, tenant_rates
-from subscriptions_db.api.publishing.routes import PublishQuery
+from subscriptions_db.api.publishing.publish_route import PublishQuery
 from subscriptions_db.api.server import admission
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from delivery.config import settings, worker_plans
-from delivery.stages.tasks import arrow, deliver_events, route, task_context
+from delivery.config import plan_builder, settings
+from delivery.stages.tasks import arrow, collect_segments, deliver_events, task_context
 from delivery.webhooks.routing import registries
 from delivery.webhooks.state import pickling
 from tests.support import builders, sinks
@@ -24,8 +24,8 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
     def observe(results):
         seen.extend(rejection.reason for rejection in results.rejections)
 
-    partition = route.RoutePartition(
-        tools=task_context.Tools(plan=worker_plans.plan_of(CONFIG), observe=observe, sink=folder),
+    partition = collect_segments.RoutePartition(
+        tools=task_context.Tools(plan=plan_builder.plan_of(CONFIG), observe=observe, sink=folder),
         source=registries.BroadcastSource(
             base_id="route", broadcast=SimpleNamespace(value=pickling.packed(builders.snapshot())), delta=None
         ),
@@ -44,8 +44,10 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
 
 def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size(monkeypatch):
     monkeypatch.setattr(arrow, "MAX_BATCH_BYTES", 1000)
-    rows = [route.RoutedRow(7, value=b"x" * size) for size in (400, 600, 1, 5000, 999)] + [route.RoutedRow(8)]
-    batches = list(route.written(rows))
+    rows = [collect_segments.RoutedRow(7, value=b"x" * size) for size in (400, 600, 1, 5000, 999)] + [
+        collect_segments.RoutedRow(8)
+    ]
+    batches = list(collect_segments.written(rows))
     assert [[len(value or b"") for value in batch.column("value").to_pylist()] for batch in batches] == [
         [400, 600],
         [1],
@@ -53,4 +55,4 @@ def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size(monkeypatch)
         [999, 0],
     ]
     assert pa.Table.from_batches(batches).column("shard").to_pylist() == [7] * 5 + [8]
-    assert list(route.written([])) == []
+    assert list(collect_segments.written([])) == []

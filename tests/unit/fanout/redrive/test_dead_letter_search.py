@@ -10,7 +10,7 @@ from delivery.model import LeaveReason, Outcome, OutcomeKind
 from delivery.registry_model import CustomerId, DeliveryMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
-from delivery.webhooks.results.results import Results
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.sending import batch_payload, payload
 from fanout.kafka import publishing

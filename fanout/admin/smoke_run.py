@@ -27,7 +27,7 @@ import msgspec
 import orjson
 
 from delivery import errors
-from delivery.config import kafka_clients, settings, topic_pattern, worker_plans
+from delivery.config import kafka_clients, plan_builder, settings, topic_pattern
 from delivery.model import Record
 from delivery.stages.kafka import topics
 from delivery.webhooks.events import parsing
@@ -164,7 +164,7 @@ def require_readable(config: settings.Settings, message: publishing.Message) -> 
         )
     record = Record(topic=message.topic, partition=0, offset=0, appended_at_ms=0, value=message.value)
     try:
-        parsing.parse(record, worker_plans.layout_of(config))
+        parsing.parse(record, plan_builder.layout_of(config))
     except errors.EventRejected as exc:
         raise errors.SettingsError(
             f"the job would reject the event ({exc.reason}: {exc.detail}), so nothing was published: correct the settings "
@@ -175,7 +175,7 @@ def require_readable(config: settings.Settings, message: publishing.Message) -> 
 def require_allowed(config: settings.Settings, url: str) -> None:
     """Raise SettingsError if the job's address guard refuses `url`."""
     try:
-        worker_plans.guard_of(config.delivery).check_url(url)
+        plan_builder.guard_of(config.delivery).check_url(url)
     except errors.TargetRefused as exc:
         raise errors.SettingsError(
             f"the job's address guard refuses {_shown(url)} ({exc}), so nothing was published. Name an endpoint that the guard "
@@ -199,7 +199,7 @@ def registered(config: settings.Settings, endpoint_id: str, url: str) -> Iterato
     kept: dict[str, Any] = {"tenants": [{"id": NAME}], "customers": [{"id": NAME, "name": "fanout smoke-test"}]}
     endpoint = {"id": endpoint_id, "customer": NAME, "url": url}
     subscription = {"id": endpoint_id, "endpoint": endpoint_id, "event_type": NAME, "tenants": [NAME]}
-    guard = worker_plans.guard_of(config.delivery)
+    guard = plan_builder.guard_of(config.delivery)
     wanted = manifest.check(kept | {"endpoints": [endpoint], "subscriptions": [subscription]}, guard)
     registry_commands.delete_endpoints(config, _left_over(config))
     try:

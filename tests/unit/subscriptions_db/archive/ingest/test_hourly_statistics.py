@@ -15,7 +15,7 @@ from delivery.webhooks.results.log_entries import (
     RedrivenEntry,
     SkippedEntry,
 )
-from subscriptions_db.archive.ingest import hourly_counts, statistics
+from subscriptions_db.archive.ingest import hourly_counts, hourly_statistics
 from subscriptions_db.archive.ingest.hourly_counts import HourCounts
 from subscriptions_db.archive.search.statistics import Granularity
 from tests.support import archive, records
@@ -55,28 +55,28 @@ OF_12_MS, OF_112_MS = hourly_counts.bucket(12.5), hourly_counts.bucket(112.5)
     ],
 )
 def test_an_entry_counts_for_its_endpoint(entry, counted):
-    assert statistics.of_log(records.log(entry), AT) == {("c1", "ep1", HOUR): counted}
+    assert hourly_statistics.of_log(records.log(entry), AT) == {("c1", "ep1", HOUR): counted}
 
 
 @pytest.mark.parametrize("kind", [PostponedEntry, DeadLetteredEntry, RedrivenEntry])
 def test_what_waits_or_has_a_dead_letter_does_not_count(kind):
-    assert statistics.of_log(records.log(records.entry(kind)), AT) == {}
+    assert hourly_statistics.of_log(records.log(records.entry(kind)), AT) == {}
 
 
 def test_an_attempt_counts_in_the_hour_in_which_it_started():
     attempts = [records.entry(AttemptEntry, status=200, started_at_ms=1_700_000_000_000 + 1_500_000 * n) for n in range(3)]
-    found = statistics.of_log(records.log(*attempts), AT)
+    found = hourly_statistics.of_log(records.log(*attempts), AT)
     assert {hour - HOUR: counts.attempts for (_, _, hour), counts in found.items()} == {0: 2, 1: 1}
 
 
 def test_a_dead_letter_counts_in_the_hour_in_which_it_was_given_up():
     row = archive.letter_row(archive.letter(dead_lettered_at=AT))
-    assert statistics.of_dead_letter(row) == {("c1", "ep1", HOUR): HourCounts(dead_lettered=1)}
+    assert hourly_statistics.of_dead_letter(row) == {("c1", "ep1", HOUR): HourCounts(dead_lettered=1)}
 
 
 def test_a_record_of_no_registry_id_is_unreadable():
     with pytest.raises(errors.RecordUnreadable):
-        statistics.of_log(records.log(endpoint_id="no id"), AT)
+        hourly_statistics.of_log(records.log(endpoint_id="no id"), AT)
 
 
 def test_a_percentile_is_at_most_ten_percent_off():
@@ -106,7 +106,11 @@ def test_no_times_have_no_percentile():
 
 
 def test_an_array_ends_with_the_last_bucket_that_is_not_empty():
-    assert [statistics.histogram_text(histogram) for histogram in ({}, {0: 2}, {3: 1, 1: 5})] == ["{}", "{2}", "{0,5,0,1}"]
+    assert [hourly_statistics.histogram_text(histogram) for histogram in ({}, {0: 2}, {3: 1, 1: 5})] == [
+        "{}",
+        "{2}",
+        "{0,5,0,1}",
+    ]
 
 
 def test_a_range_is_widened_to_whole_buckets():

@@ -5,7 +5,7 @@ import math
 import psycopg.types.json
 import pytest
 
-from subscriptions_db.postgres import audit
+from subscriptions_db.postgres import audit_entries
 
 
 @pytest.mark.parametrize(
@@ -17,5 +17,5 @@ from subscriptions_db.postgres import audit
     ],
 )
 def test_a_value_that_jsonb_would_refuse_is_replaced(value, written):
-    assert audit._plain(value) == written
-    psycopg.types.json.Jsonb(audit._plain(value))
+    assert audit_entries._plain(value) == written
+    psycopg.types.json.Jsonb(audit_entries._plain(value))
