@@ -122,7 +122,7 @@ def test_a_process_with_the_pid_of_a_crashed_postgres_is_not_taken_for_it(own_po
 HOLD_A_STACK = """
 import signal, sys, threading
 from pathlib import Path
-from fanout.local import postgres, stack
+from fanout.local import stack
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with stack.Stack(Path(sys.argv[1])):
     print("up", flush=True)
