@@ -24,7 +24,7 @@ from delivery.stages.kafka import lag, topics
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.results.log_records import LogRecord
 from delivery.webhooks.state import chunking
-from fanout.archiver import notify_step, quota_step, redrive_step
+from fanout.archiver import notify_step, quota_step, redrive_step, topic_reader
 from fanout.archiver.replay_step import Replayer
 from fanout.archiver.topic_reader import Source, place_of
 from fanout.kafka.places import Place
@@ -74,26 +74,25 @@ def run(config: settings.Settings, *, stop: threading.Event, once: bool = False)
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})
     lag.watch(config, NAME, archiver.watch, stop)
-    while not stop.is_set():
-        try:
-            archiver.follow(once=once)
-        except UNAVAILABLE as exc:
-            if once:
-                raise
-            archiver.failed(exc)
-        else:
-            if once:
-                break
+    archiver.run(once=once)
     archiver.stopped()
 
 
 class Archiver:
     """Copy the topics to the archive. Between two writes, run redrives and replays, and publish operational events."""
 
-    def __init__(self, config: settings.Settings, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        config: settings.Settings,
+        stop: threading.Event,
+        *,
+        partition_check_s: float = topic_reader.PARTITION_CHECK_S,
+    ) -> None:
+        """`partition_check_s` are the seconds between two checks for new partitions."""
         self.watch = health.Watch(pause_reason=self._current_pause_reason, stop=stop)
         self._config = config
         self._stop = stop
+        self._partition_check_s = partition_check_s
         self._kept = writer.Retention(
             config.archive.retention_days, config.archive.attempts_retention_days, config.archive.statistics_retention_days
         )
@@ -106,6 +105,19 @@ class Archiver:
         self._replayer = Replayer(config)
         self._source: Source | None = None
         self._totals = _Totals()
+
+    def run(self, *, once: bool) -> None:
+        """Follow the topics until `stop` is set, and pause while a server is unavailable. `once`: see the function `run`."""
+        while not self._stop.is_set():
+            try:
+                self.follow(once=once)
+            except UNAVAILABLE as exc:
+                if once:
+                    raise
+                self.failed(exc)
+            else:
+                if once:
+                    break
 
     def follow(self, *, once: bool) -> None:
         """Archive until `stop` is set, or until a topic has new partitions, which the next call reads too.
@@ -121,7 +133,8 @@ class Archiver:
         with connect.connect(self._config.database, application_name="fanout archive") as connection:
             migrate.require_current(connection)
             topics.ensure_all(self._config)
-            with contextlib.closing(Source(self._config.kafka, names)) as self._source, contextlib.closing(self._replayer):
+            source = Source(self._config.kafka, names, partition_check_s=self._partition_check_s)
+            with contextlib.closing(source) as self._source, contextlib.closing(self._replayer):
                 self._begin(connection, self._source)
                 log.info("archiving %s into Postgres", ", ".join(names))
                 self.watch.enter(QueryPhase.RUNNING)

@@ -30,12 +30,21 @@ class QuotaLooks:
     """Check the quotas when a check is due."""
 
     def __init__(
-        self, defaults: quotas.DefaultQuotas, policy: Policy | None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        defaults: quotas.DefaultQuotas,
+        policy: Policy | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        look_timeout_s: float = quotas.LOOK_TIMEOUT_S,
     ) -> None:
-        """`clock` returns seconds. `policy` None: there are no operational events."""
+        """`clock` returns seconds. `policy` None: there are no operational events.
+
+        `look_timeout_s` bounds each statement of a check.
+        """
         self._defaults = defaults
         self._policy = policy
         self._clock = clock
+        self._look_timeout_s = look_timeout_s
         self._due_at = 0.0
         self._failure: str | None = None
         """Why the last check failed; None: it succeeded, or there was none."""
@@ -51,7 +60,13 @@ class QuotaLooks:
         if began < self._due_at:
             return
         try:
-            reached = quotas.record(connection, self._defaults, self._policy, now=dt.datetime.now(dt.UTC))
+            reached = quotas.record(
+                connection,
+                self._defaults,
+                self._policy,
+                now=dt.datetime.now(dt.UTC),
+                look_timeout_s=self._look_timeout_s,
+            )
         except errors.RegistryUnavailable as exc:
             if connect.needs_replacement(connection, exc):
                 raise
@@ -73,7 +88,7 @@ class QuotaLooks:
             "docs/operations.md. A statement of the check may take %.0f s: if that is too short, run `vacuum` on dead_letters, "
             "or lower `api.max_dead_letters_per_customer`",
             reason,
-            quotas.LOOK_TIMEOUT_S,
+            self._look_timeout_s,
         )
 
 

@@ -45,8 +45,10 @@ the number of deliveries without an outcome is unknown."""
 class Replayer:
     """Advance all unfinished replays, one chunk each in rotation."""
 
-    def __init__(self, config: settings.Settings) -> None:
+    def __init__(self, config: settings.Settings, *, max_records: int = MAX_RECORDS) -> None:
+        """`max_records` is the maximum of records in one chunk."""
         self._config = config
+        self._max_records = max_records
         self._layout = plan_builder.layout_of(config)
         self._formats = decoder.decoder_of(plan_builder.formats_of(config.schema_registry), self._layout)
         self._scanner: topic_scanner.Scanner | None = None
@@ -138,7 +140,7 @@ class Replayer:
             return
         low, high = self._reader().bounds(Place(place.topic, place.partition))
         first = max(place.next_offset, low)
-        end = min(first + MAX_RECORDS, place.end_offset, high)
+        end = min(first + self._max_records, place.end_offset, high)
         read = self._read(Place(place.topic, place.partition), first, end)
         handed_over = self._enqueue(routes.due(read, asked.event_types), routes, replay)
         # Records that Kafka has deleted, or that were in a topic deleted since, are skipped.

@@ -65,8 +65,12 @@ def start_of(archived_until: int | None, low: int, high: int) -> Start:
 class Source:
     """Read records as they arrive, in order within each partition. Used by one thread."""
 
-    def __init__(self, kafka: settings.KafkaSettings, names: list[str]) -> None:
+    def __init__(
+        self, kafka: settings.KafkaSettings, names: list[str], *, partition_check_s: float = PARTITION_CHECK_S
+    ) -> None:
+        """`partition_check_s` are the seconds between two checks for new partitions."""
         self._kafka = kafka
+        self._partition_check_s = partition_check_s
         self._names = names
         self._ends: dict[Place, int] = {}
         self._positions: dict[Place, int] = {}
@@ -139,10 +143,10 @@ class Source:
     def has_new_partitions(self) -> bool:
         """Return True if the topics have partitions that this source does not read.
 
-        Ask Kafka at most once every PARTITION_CHECK_S; between two requests, return False. Raise KafkaUnavailable if Kafka does
+        Ask Kafka at most once in `partition_check_s`; between two requests, return False. Raise KafkaUnavailable if Kafka does
         not answer, or refuses the request.
         """
-        if time.monotonic() - self._checked_at < PARTITION_CHECK_S:
+        if time.monotonic() - self._checked_at < self._partition_check_s:
             return False
         self._checked_at = time.monotonic()
         with self._translated():

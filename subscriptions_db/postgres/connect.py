@@ -35,22 +35,26 @@ type"). The text of the message depends on the server's `lc_messages`."""
 
 
 @contextlib.contextmanager
-def connect(database: settings.DatabaseSettings, *, application_name: str = "fanout") -> Iterator[Connection]:
+def connect(
+    database: settings.DatabaseSettings, *, application_name: str = "fanout", half_open_ms: int = HALF_OPEN_MS
+) -> Iterator[Connection]:
     """Yield an autocommit connection whose rows are dictionaries, and close it after the block.
 
-    Raise RegistryUnavailable if the connection fails, and SettingsError if the URL is invalid. Errors of statements in the
-    block are not translated here.
+    `half_open_ms` are the milliseconds without a TCP acknowledgement after which the connection is closed. Raise
+    RegistryUnavailable if the connection fails, and SettingsError if the URL is invalid. Errors of statements in the block are
+    not translated here.
     """
     url = database.url.get_secret_value()
     with translated_errors(), valid_url_required():
-        connection: Connection = psycopg.connect(
-            url, row_factory=dict_row, **options(url, database, application_name=application_name)
-        )
+        chosen = options(url, database, application_name=application_name, half_open_ms=half_open_ms)
+        connection: Connection = psycopg.connect(url, row_factory=dict_row, **chosen)
     with connection:
         yield connection
 
 
-def options(url: str, database: settings.DatabaseSettings, *, application_name: str) -> dict[str, Any]:
+def options(
+    url: str, database: settings.DatabaseSettings, *, application_name: str, half_open_ms: int = HALF_OPEN_MS
+) -> dict[str, Any]:
     """Return the parameters of every connection to `url`, except the URL and `row_factory`, which the caller adds.
 
     They override parameters of the same name in the URL. The exception is `options`, the settings for the server: those of the
@@ -67,7 +71,7 @@ def options(url: str, database: settings.DatabaseSettings, *, application_name: 
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 3,
-        "tcp_user_timeout": HALF_OPEN_MS,
+        "tcp_user_timeout": half_open_ms,
         "options": f"{for_the_server} {timeout}" if for_the_server else timeout,
     }
 

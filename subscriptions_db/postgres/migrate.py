@@ -42,7 +42,9 @@ def migrations(folder: Path = FOLDER) -> list[Migration]:
     return [Migration(name=path.stem, statements=path.read_text()) for path in sorted(folder.glob("[0-9]*.sql"))]
 
 
-def migrate(connection: connect.Connection, wanted: list[Migration] | None = None) -> list[str]:
+def migrate(
+    connection: connect.Connection, wanted: list[Migration] | None = None, *, wait: tenacity.wait.WaitBaseT = WAIT
+) -> list[str]:
     """Apply the missing migrations, by default of this version, and return their names.
 
     Of two concurrent calls, the second waits, and then applies only those that are still missing.
@@ -56,20 +58,20 @@ def migrate(connection: connect.Connection, wanted: list[Migration] | None = Non
         connection.execute(query("disable_statement_timeout"))
         connection.execute(query("migration_lock"))
         try:
-            missing = _apply_missing(connection, wanted)
+            missing = _apply_missing(connection, wanted, wait)
         finally:
             if not connection.broken:  # the lock ends with the session
                 connection.execute(query("migration_unlock"))
     return [migration.name for migration in missing]
 
 
-def _apply_missing(connection: connect.Connection, wanted: list[Migration]) -> list[Migration]:
+def _apply_missing(connection: connect.Connection, wanted: list[Migration], wait: tenacity.wait.WaitBaseT) -> list[Migration]:
     connection.execute(query("create_migrations"))
     missing = _missing(connection, wanted)
     for migration in missing:
         for attempt in tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)),
-            wait=WAIT,
+            wait=wait,
             stop=tenacity.stop_after_attempt(ATTEMPTS),
             reraise=True,
         ):

@@ -15,17 +15,22 @@ MAX_STATEMENTS = 50
 """Maximum statements of one maintenance run, because archiving waits for them."""
 
 
-def delete_old(connection: connect.Connection) -> int:
-    """Delete the oldest answers that are older than a day, at most MAX_DELETED; return their number.
+def delete_old(connection: connect.Connection, *, max_deleted: int = MAX_DELETED) -> int:
+    """Delete the oldest answers that are older than a day, at most `max_deleted`; return their number.
 
     Answers that another transaction has locked stay.
     """
-    return connection.execute(query("delete_old_answers"), {"most": MAX_DELETED}).rowcount
+    return connection.execute(query("delete_old_answers"), {"most": max_deleted}).rowcount
 
 
-def delete_remaining(connection: connect.Connection) -> None:
-    """Delete the answers that are older than a day, in a transaction for each MAX_DELETED, at most MAX_STATEMENTS of them."""
+def delete_remaining(
+    connection: connect.Connection, *, max_statements: int = MAX_STATEMENTS, max_deleted: int = MAX_DELETED
+) -> None:
+    """Delete the answers that are older than a day, at most `max_statements` times `max_deleted`.
+
+    Each statement is a transaction of its own.
+    """
     with connect.translated_errors():
-        for _ in range(MAX_STATEMENTS):
-            if delete_old(connection) < MAX_DELETED:
+        for _ in range(max_statements):
+            if delete_old(connection, max_deleted=max_deleted) < max_deleted:
                 return

@@ -98,8 +98,11 @@ class Follower:
         *,
         stop: threading.Event,
         clock: Callable[[], float] = time.monotonic,
+        half_open_ms: int = connect.HALF_OPEN_MS,
     ) -> None:
+        """`half_open_ms` are the milliseconds without a TCP acknowledgement after which a connection is replaced."""
         self._database = config.database
+        self._half_open_ms = half_open_ms
         self._snapshot = config.snapshot
         self._ring = keyring.KeyRing.from_settings(config.keys)
         self._guard = plan_builder.guard_of(config.delivery)
@@ -202,7 +205,8 @@ class Follower:
             raise
 
     def _read_changes(self) -> None:
-        with connect.connect(self._database, application_name="fanout job") as connection, connect.translated_errors():
+        opened = connect.connect(self._database, application_name="fanout job", half_open_ms=self._half_open_ms)
+        with opened as connection, connect.translated_errors():
             migrate.require_current(connection)
             if self._published is None:
                 keyring.require_fits(connection, self._ring)

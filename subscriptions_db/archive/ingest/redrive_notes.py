@@ -43,13 +43,18 @@ _NAMES = _Note._fields
 
 
 def settle(
-    connection: connect.Connection, new: Sequence[DeadLetterRow], redriven: Sequence[RedrivenRow], *, now: dt.datetime
+    connection: connect.Connection,
+    new: Sequence[DeadLetterRow],
+    redriven: Sequence[RedrivenRow],
+    *,
+    now: dt.datetime,
+    max_read_bytes: int = MAX_READ_BYTES,
 ) -> None:
     """Store new notes, and set the dead letters to which notes apply to the state `redriven`. Delete notes that are done.
 
     A note applies to the dead letter that it names, and to earlier ones of the same delivery. The note is done once the named
-    dead letter is archived. `new` are the dead letters that this transaction has archived, and `redriven` its notes. Write an
-    audit entry for each customer whose dead letters changed.
+    dead letter is archived. `new` are the dead letters that this transaction has archived, and `redriven` its notes. At most
+    `max_read_bytes` of dead letters are in memory at a time. Write an audit entry for each customer whose dead letters changed.
 
     The caller has locked the row of `dead_letter_day`. Without the lock, a transaction with a dead letter and a concurrent
     transaction with its note would not see each other.
@@ -60,17 +65,17 @@ def settle(
     notes = {_Note(**row) for row in connection.execute(query("redrive_notes_about"), {"webhook_ids": list(ids)})}
     if not notes:  # the usual case, without a query of the dead letters
         return
-    marked, done = _applied(notes, _letters(connection, {note.webhook_id for note in notes}))
+    marked, done = _applied(notes, _letters(connection, {note.webhook_id for note in notes}, max_read_bytes))
     connection.execute(query("mark_redriven"), {"positions": list(marked), "now": now})
     _write_audit_entries(connection, collections.Counter(marked.values()))
     connection.execute(query("delete_settled_notes"), _columns(note for note in done if note.topic is not None))
     connection.execute(query("delete_settled_notes_without_place"), _columns(note for note in done if note.topic is None))
 
 
-def _letters(connection: connect.Connection, webhook_ids: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _letters(connection: connect.Connection, webhook_ids: Iterable[str], max_read_bytes: int) -> Iterator[dict[str, Any]]:
     """Lock the dead letters to which notes may apply, and yield each of them once."""
     found = connection.execute(query("dead_letters_with_notes"), {"webhook_ids": list(webhook_ids)}).fetchall()
-    for chunk in chunking.chunks(found, lambda row: row["bytes"], MAX_READ_BYTES):
+    for chunk in chunking.chunks(found, lambda row: row["bytes"], max_read_bytes):
         positions = [row["position"] for row in chunk]
         asked = {"positions": positions, "first": positions[0], "last": positions[-1]}
         letters = {row["position"]: row["letter"] for row in connection.execute(query("letters_at"), asked)}

@@ -103,16 +103,21 @@ def after(
 
 
 def record(
-    connection: connect.Connection, quotas: DefaultQuotas, policy: Policy | None, *, now: dt.datetime
+    connection: connect.Connection,
+    quotas: DefaultQuotas,
+    policy: Policy | None,
+    *,
+    now: dt.datetime,
+    look_timeout_s: float = LOOK_TIMEOUT_S,
 ) -> Mapping[Quota, int]:
     """Check all quotas in a transaction, store the events that follow, and return how many subjects have reached each quota.
 
     The cost grows with the endpoints, the subscriptions and the waiting dead letters up to each customer's quota. Raise
-    RegistryUnavailable, and change nothing, if Postgres does not answer, a statement takes longer than LOOK_TIMEOUT_S, or a
+    RegistryUnavailable, and change nothing, if Postgres does not answer, a statement takes longer than `look_timeout_s`, or a
     right is missing.
     """
     with connect.translated_errors(), connection.transaction():
-        connection.execute(query("bound_statements"), {"most_ms": round(LOOK_TIMEOUT_S * 1000)})
+        connection.execute(query("bound_statements"), {"most_ms": round(look_timeout_s * 1000)})
         connection.execute(query("lock_reached_quotas"))
         known = {(row.quota, row.subject_id): row for row in _known(connection)}
         found = {(row.quota, row.subject_id): row for row in _found(connection, quotas, now)}

@@ -163,10 +163,16 @@ class FoundLetters(NamedTuple):
 
 
 def find(
-    connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int
+    connection: connect.Connection,
+    customer_id: str,
+    selection: DeadLetterSearch,
+    *,
+    after: int,
+    limit: int,
+    most: int = MAX_LOOKED_AT,
 ) -> FoundLetters:
-    """Return the positions of at most `limit` matches among the next MAX_LOOKED_AT waiting dead letters after a position."""
-    return nearest(connection, customer_id, selection, "letters_after", after, limit=limit)
+    """Return the positions of at most `limit` matches among the next `most` waiting dead letters after a position."""
+    return nearest(connection, customer_id, selection, "letters_after", after, limit=limit, most=most)
 
 
 def nearest(
@@ -178,13 +184,14 @@ def nearest(
     *,
     limit: int,
     consumer: str | None = None,
+    most: int = MAX_LOOKED_AT,
 ) -> FoundLetters:
     """Search dead letters before or after the position `place`; return the positions of the nearest matches.
 
-    At most MAX_LOOKED_AT dead letters are examined, and at most `limit` positions are returned. `among` chooses the side, and
-    the dead letters: those that wait, or those that are parked for `consumer`.
+    At most `most` dead letters are examined, and at most `limit` positions are returned. `among` chooses the side, and the dead
+    letters: those that wait, or those that are parked for `consumer`.
     """
-    asked = {"customer_id": customer_id, "name": consumer, "place": place, "limit": limit, "most": MAX_LOOKED_AT}
+    asked = {"customer_id": customer_id, "name": consumer, "place": place, "limit": limit, "most": most}
     asked |= selection.parameters()
     side = "before" if among.endswith("before") else "after"
     looked_at, judged, matching = query(among), query("judged_letters"), query("matching_letters")
@@ -193,7 +200,7 @@ def nearest(
         row = connection.execute(
             found + ", matching as materialized (" + matching + ")" + query(f"page_{side}"), asked
         ).fetchone()
-    return page(row or {}, place=place)
+    return page(row or {}, place=place, most=most)
 
 
 def find_fitting(
@@ -224,17 +231,17 @@ def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[
     return [known.get(position, 0) for position in positions]
 
 
-def page(row: dict[str, Any], *, place: int) -> FoundLetters:
+def page(row: dict[str, Any], *, place: int, most: int) -> FoundLetters:
     """Return the page that a row of the statement `page_after` or `page_before` describes. `place` is where the page begins.
 
     1. The page is full: it is complete up to its last dead letter, and there may be more.
-    2. Fewer than MAX_LOOKED_AT dead letters were examined, and so all: there are no more.
-    3. MAX_LOOKED_AT dead letters were examined: there may be more.
+    2. Fewer than `most` dead letters were examined, and so all: there are no more.
+    3. `most` dead letters were examined: there may be more.
     """
     if row["looked_at"] is None:
         return FoundLetters(row["positions"], row["positions"][-1], has_more=True)
     count, last = row["looked_at"]
-    return FoundLetters(row["positions"], place if last is None else last, has_more=count == MAX_LOOKED_AT)
+    return FoundLetters(row["positions"], place if last is None else last, has_more=count == most)
 
 
 def waiting(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[ArchivedDeadLetter]:

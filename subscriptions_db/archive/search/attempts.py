@@ -42,14 +42,20 @@ class FoundAttempts(NamedTuple):
 
 
 def search(
-    connection: connect.Connection, customer_id: str, asked: AttemptSearch, *, start: PageStart = records.NEWEST, limit: int
+    connection: connect.Connection,
+    customer_id: str,
+    asked: AttemptSearch,
+    *,
+    start: PageStart = records.NEWEST,
+    limit: int,
+    most: int = MAX_LOOKED_AT,
 ) -> FoundAttempts:
-    """Return the matching attempts nearest to `start`, at most `limit`, among the next MAX_LOOKED_AT records.
+    """Return the matching attempts nearest to `start`, at most `limit`, among the next `most` records.
 
     The page may be empty although further attempts match: continue at `further`.
     """
     wanted = records.parameters(customer_id, asked)
-    found = records.nearest(connection, "attempts", wanted, start, limit=limit, most=MAX_LOOKED_AT)
+    found = records.nearest(connection, "attempts", wanted, start, limit=limit, most=most)
     return FoundAttempts([AttemptRow(**row) for row in found.rows], found.further, found.places)
 
 

@@ -71,12 +71,12 @@ def lease_end(now: dt.datetime, lease_s: float) -> dt.datetime:
     return now + dt.timedelta(seconds=min(max(lease_s, 0.0), MAX_LEASE_S))
 
 
-def room(limit: int, again: int, unacknowledged: int) -> int:
+def room(limit: int, again: int, unacknowledged: int, *, max_unacknowledged: int = MAX_UNACKNOWLEDGED) -> int:
     """Return how many dead letters a poll for `limit` may lease for the first time, if it leases `again` other ones again.
 
     `unacknowledged` is the number of leased dead letters without an ack, including these other ones.
     """
-    return max(0, min(limit - again, MAX_UNACKNOWLEDGED - unacknowledged))
+    return max(0, min(limit - again, max_unacknowledged - unacknowledged))
 
 
 def create(
@@ -133,14 +133,17 @@ def lease(
     lease_s: float,
     now: dt.datetime,
     of_whole_customer: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    max_unacknowledged: int = MAX_UNACKNOWLEDGED,
+    max_parked: int = MAX_PARKED_PER_POLL,
 ) -> PollResult:
     """Lease dead letters to a poller, at most `limit` and as many as fit into an answer, sorted by position.
 
     The call takes dead letters of the first kind before those of the second:
 
     1. Dead letters whose lease has expired, or whose wait after a nack is over. One that was leased `max_receives` times is
-       parked instead. If one was discarded or redriven since, its lease is deleted.
-    2. Dead letters that were never leased.
+       parked instead, and `max_parked` expired leases are examined for that. If one was discarded or redriven since, its lease
+       is deleted.
+    2. Dead letters that were never leased, until the consumer has `max_unacknowledged` without an ack.
 
     The search for the second kind runs in `of_whole_customer`, which lifts the limit of a key to endpoints. With the limit,
     row-level security would hide the dead letters of other endpoints: each poll would read all of them, and the consumer would
@@ -154,7 +157,7 @@ def lease(
     with connect.translated_errors(), connect.in_transaction(connection):
         consumer = locked(connection, key)
         taken = {"token": token, "until": until, "now": now}
-        ended, is_parking = _expired(connection, key | taken, consumer["max_receives"], limit)
+        ended, is_parking = _expired(connection, key | taken, consumer["max_receives"], limit, max_parked)
         sizes = archived_dead_letters.sizes(connection, customer_id, ended)
         fits = answer_size.count(sizes)
         [held] = connection.execute(query("renew_expired_leases"), key | taken | {"positions": ended[:fits]}).fetchall()
@@ -163,7 +166,8 @@ def lease(
         if gone := list(times.keys() - {letter.position for letter in again}):
             connection.execute(query("delete_leases"), key | {"positions": gone})
         unacknowledged = held["unacknowledged"] - len(gone)
-        left = room(limit, len(again), unacknowledged) if fits == len(ended) else 0
+        free = room(limit, len(again), unacknowledged, max_unacknowledged=max_unacknowledged)
+        left = free if fits == len(ended) else 0
         new, has_more = _new(connection, key, consumer, left, taken, held=sum(sizes), of_whole_customer=of_whole_customer)
     given = sorted([*again, *new], key=lambda letter: letter.position)
     leased = [
@@ -209,20 +213,20 @@ def end(connection: connect.Connection, customer_id: str) -> int:
 
 
 def _expired(
-    connection: connect.Connection, taken: dict[str, Any], max_receives: int | None, limit: int
+    connection: connect.Connection, taken: dict[str, Any], max_receives: int | None, limit: int, max_parked: int
 ) -> tuple[list[int], bool]:
-    """Examine the MAX_PARKED_PER_POLL leases that expired first: park the dead letters that were leased `max_receives` times.
+    """Examine the `max_parked` leases that expired first: park the dead letters that were leased `max_receives` times.
 
     Return the positions of at most `limit` other dead letters of these leases, and True if there may be more to park. With
     `max_receives` None nothing is parked: return the positions of the `limit` leases that expired first.
     """
     if max_receives is None:
         return [row["position"] for row in connection.execute(query("expired_leases"), taken | {"limit": limit})], False
-    found = connection.execute(query("expired_leases"), taken | {"limit": MAX_PARKED_PER_POLL}).fetchall()
+    found = connection.execute(query("expired_leases"), taken | {"limit": max_parked}).fetchall()
     if parked := [row["position"] for row in found if row["times"] >= max_receives]:
         connection.execute(query("park"), taken | {"positions": parked})
     others = [row["position"] for row in found if row["times"] < max_receives]
-    return others[:limit], len(found) == MAX_PARKED_PER_POLL and bool(parked)
+    return others[:limit], len(found) == max_parked and bool(parked)
 
 
 def _new(

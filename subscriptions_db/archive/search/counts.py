@@ -49,22 +49,36 @@ class ConsumerCounts(NamedTuple):
     """Parked dead letters. Those that were discarded or redriven since do not count."""
 
 
-def of_dead_letters(connection: connect.Connection, customer_id: str, selection: DeadLetterSearch) -> Count:
-    """Return the number of waiting dead letters that match. A search with `text` examines fewer dead letters."""
-    most = MAX_EXAMINED if selection.text is None else MAX_EXAMINED_BY_TEXT
+def of_dead_letters(
+    connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, most: int = MAX_EXAMINED
+) -> Count:
+    """Return the number of waiting dead letters that match, among the oldest `most`. A search with `text` examines fewer."""
     return _counted(connection, "letters_after", {"customer_id": customer_id}, selection, most)
 
 
-def of_parked(connection: connect.Connection, customer_id: str, consumer: str, selection: DeadLetterSearch) -> Count:
-    """Return the number of a consumer's parked dead letters that match and still wait. A search with `text` examines fewer."""
-    most = MAX_EXAMINED_OF_CONSUMER if selection.text is None else MAX_EXAMINED_BY_TEXT
+def of_parked(
+    connection: connect.Connection,
+    customer_id: str,
+    consumer: str,
+    selection: DeadLetterSearch,
+    *,
+    most: int = MAX_EXAMINED_OF_CONSUMER,
+) -> Count:
+    """Return the number of a consumer's parked dead letters that match and still wait, among the oldest `most`.
+
+    A search with `text` examines fewer.
+    """
     return _counted(connection, "parked_after", {"customer_id": customer_id, "name": consumer}, selection, most)
 
 
 def _counted(
     connection: connect.Connection, among: Among, owner: dict[str, str], selection: DeadLetterSearch, most: int
 ) -> Count:
-    """Return the number of matches among the oldest `most` dead letters that the statement `among` examines."""
+    """Return the number of matches among the oldest `most` dead letters that the statement `among` examines.
+
+    With `text`, at most MAX_EXAMINED_BY_TEXT of them are examined.
+    """
+    most = most if selection.text is None else min(most, MAX_EXAMINED_BY_TEXT)
     asked = owner | {"place": 0, "most": most} | selection.parameters()
     judged = "with looked_at as (" + query(among) + "), judged as (" + query("judged_letters") + ")"
     with connect.translated_errors():
@@ -73,10 +87,19 @@ def _counted(
 
 
 def of_consumers(
-    connection: connect.Connection, customer_id: str, names: Sequence[str], *, now: dt.datetime
+    connection: connect.Connection,
+    customer_id: str,
+    names: Sequence[str],
+    *,
+    now: dt.datetime,
+    most_of_one: int = MAX_EXAMINED_OF_CONSUMER,
+    most_in_list: int = MAX_EXAMINED_IN_LIST,
 ) -> dict[str, ConsumerCounts]:
-    """Return the counts of consumers, by name. For several consumers, fewer dead letters of each are examined."""
-    most = MAX_EXAMINED_OF_CONSUMER if len(names) == 1 else MAX_EXAMINED_IN_LIST
+    """Return the counts of consumers, by name.
+
+    At most `most_of_one` dead letters of each kind are examined for a single consumer, and `most_in_list` for each of several.
+    """
+    most = most_of_one if len(names) == 1 else most_in_list
     asked = {"customer_id": customer_id, "names": list(names), "now": now, "most": most}
     with connect.translated_errors():
         rows = connection.execute(query("consumer_counts"), asked).fetchall()

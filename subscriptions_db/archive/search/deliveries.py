@@ -91,28 +91,44 @@ class FoundDeliveries(NamedTuple):
 
 
 def search(
-    connection: connect.Connection, customer_id: str, asked: DeliverySearch, *, start: PageStart = records.NEWEST, limit: int
+    connection: connect.Connection,
+    customer_id: str,
+    asked: DeliverySearch,
+    *,
+    start: PageStart = records.NEWEST,
+    limit: int,
+    most: int = MAX_LOOKED_AT,
+    most_of_one: int = MAX_OF_ONE,
+    most_letters: int = MAX_LETTERS,
 ) -> FoundDeliveries:
     """Return the matching deliveries that are nearest to `start`, at most `limit`.
 
-    One call examines at most MAX_LOOKED_AT records. So the page may be empty although further deliveries match: continue at
-    `further`.
+    One call examines at most `most` records. So the page may be empty although further deliveries match: continue at `further`.
+    The newest `most_of_one` records of a delivery decide its status, and at most `most_letters` of its dead letters are
+    counted.
     """
-    found = records.nearest(connection, "deliveries", _parameters(customer_id, asked), start, limit=limit, most=MAX_LOOKED_AT)
+    wanted = _parameters(customer_id, asked, most_of_one, most_letters)
+    found = records.nearest(connection, "deliveries", wanted, start, limit=limit, most=most)
     return FoundDeliveries(list(map(_delivery, found.rows)), found.further, found.places)
 
 
 def count(connection: connect.Connection, customer_id: str, asked: DeliverySearch) -> records.Total:
     """Return the number of matching deliveries among the newest MAX_EXAMINED records."""
-    return records.count(connection, "deliveries", _parameters(customer_id, asked), most=MAX_EXAMINED)
+    wanted = _parameters(customer_id, asked, MAX_OF_ONE, MAX_LETTERS)
+    return records.count(connection, "deliveries", wanted, most=MAX_EXAMINED)
 
 
-def _parameters(customer_id: str, asked: DeliverySearch) -> dict[str, Any]:
-    return records.parameters(customer_id, asked) | {"most_of_one": MAX_OF_ONE, "most_letters": MAX_LETTERS}
+def _parameters(customer_id: str, asked: DeliverySearch, most_of_one: int, most_letters: int) -> dict[str, Any]:
+    return records.parameters(customer_id, asked) | {"most_of_one": most_of_one, "most_letters": most_letters}
 
 
-def get(connection: connect.Connection, customer_id: str, webhook_id: str) -> DeliverySummary | None:
-    """Return the delivery with this `webhook-id`; None if the archive has no records of it for the customer."""
+def get(
+    connection: connect.Connection, customer_id: str, webhook_id: str, *, most: int = MAX_LOOKED_AT
+) -> DeliverySummary | None:
+    """Return the delivery with this `webhook-id`; None if the archive has no records of it for the customer.
+
+    At most `most` records are examined.
+    """
     asked = {"customer_id": customer_id, "webhook_id": webhook_id}
     with connect.translated_errors():
         first = connection.execute(query("first_record_of_delivery"), asked).fetchone()
@@ -120,7 +136,7 @@ def get(connection: connect.Connection, customer_id: str, webhook_id: str) -> De
         return None
     # The search begins at the delivery's first record, because a delivery may have more records than one call examines.
     behind = PageStart(RecordPosition(first["started_at"], first["position"] + 1))
-    found = search(connection, customer_id, DeliverySearch(webhook_id=webhook_id), start=behind, limit=1).deliveries
+    found = search(connection, customer_id, DeliverySearch(webhook_id=webhook_id), start=behind, limit=1, most=most).deliveries
     return next(iter(found), None)
 
 

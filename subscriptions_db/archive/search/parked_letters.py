@@ -77,19 +77,25 @@ def browse(
 
 
 def unpark(
-    connection: connect.Connection, customer_id: str, name: str, positions: Sequence[int] | None, *, now: dt.datetime
+    connection: connect.Connection,
+    customer_id: str,
+    name: str,
+    positions: Sequence[int] | None,
+    *,
+    now: dt.datetime,
+    max_unacknowledged: int = consumers.MAX_UNACKNOWLEDGED,
 ) -> Unparked:
     """Give parked dead letters back to their consumer: those at `positions`, or all for None. Return their positions.
 
     Their leases count from zero again. Positions that are not parked are ignored. One call unparks at most MAX_UNPARKED. It
-    unparks fewer if the consumer would have more than `consumers.MAX_UNACKNOWLEDGED` dead letters without an ack. Raise
-    RegistrationError if the consumer does not exist.
+    unparks fewer if the consumer would have more than `max_unacknowledged` dead letters without an ack. Raise RegistrationError
+    if the consumer does not exist.
     """
     key: dict[str, Any] = {"customer_id": customer_id, "name": name}
     with connect.translated_errors(), connect.in_transaction(connection):
         consumers.locked(connection, key)
         [held] = connection.execute(query("unacknowledged"), key).fetchall()
-        room = consumers.room(MAX_UNPARKED, 0, held["unacknowledged"])
+        room = consumers.room(MAX_UNPARKED, 0, held["unacknowledged"], max_unacknowledged=max_unacknowledged)
         chosen = connection.execute(query("parked_positions"), key | {"positions": positions, "limit": room + 1}).fetchall()
         unparked = [row["position"] for row in chosen[:room]]
         connection.execute(query("unpark"), key | {"positions": unparked, "now": now})

@@ -27,15 +27,17 @@ class RedriveRequest(NamedTuple):
 
 
 @contextlib.contextmanager
-def claim_page(connection: connect.Connection, *, now: dt.datetime) -> Iterator[list[RedriveRequest]]:
-    """Lock and yield the oldest requests that no other process has locked, at most MAX_LETTERS and MAX_BYTES.
+def claim_page(
+    connection: connect.Connection, *, now: dt.datetime, max_bytes: int = MAX_BYTES
+) -> Iterator[list[RedriveRequest]]:
+    """Lock and yield the oldest requests that no other process has locked, at most MAX_LETTERS and `max_bytes`.
 
     The caller enqueues the dead letters in its `with` block. If the block ends without an error, they become `redriven`.
 
     After a crash before the commit, the next process enqueues the same dead letters again, with the same `webhook-id`s.
     """
     with connect.translated_errors(), connection.transaction():
-        found = connection.execute(query("redrive_requests"), {"limit": MAX_LETTERS, "bytes": MAX_BYTES}).fetchall()
+        found = connection.execute(query("redrive_requests"), {"limit": MAX_LETTERS, "bytes": max_bytes}).fetchall()
         yield [RedriveRequest(row["position"], archived_rows.topic_record(row["letter"], row["payload"])) for row in found]
         if found:
             connection.execute(query("mark_redriven"), {"positions": [row["position"] for row in found], "now": now})

@@ -7,6 +7,7 @@ import pytest
 from delivery.webhooks.policy import response_headers
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.search import attempts
+from subscriptions_db.archive.search.archive_positions import PageStart, RecordPosition
 from tests.integration.api import world
 from tests.support import archive
 
@@ -92,16 +93,33 @@ def test_pages_lead_back_to_the_newest_attempts(acme):
     assert events_of(acme.get(f"/v1/attempts?cursor={again['previous_cursor']}").json) == ["e4"]
 
 
-def test_a_rare_attempt_is_found_backwards_over_several_pages(acme, monkeypatch):
-    last = acme.get("/v1/attempts?limit=4").json["next_cursor"]
-    cursor = acme.get(f"/v1/attempts?cursor={last}").json["previous_cursor"]
-    monkeypatch.setattr(attempts, "MAX_LOOKED_AT", 2)
+BUSY = """
+insert into attempts (started_at, customer_id, endpoint_id, webhook_id, event_id, event_type, attempt, duration_ms)
+select %(at)s + n * interval '1 millisecond', 'busy', 'ep', 'msg_' || n, 'e' || n, 'order.t' || n, 1, 1.5
+from generate_series(0, %(last)s) n
+"""
+
+
+@pytest.fixture(scope="module")
+def busy(served):
+    """Give the customer `busy` as many attempts after its oldest one as two pages examine; return the newest one's number."""
+    last = 2 * attempts.MAX_LOOKED_AT
+    with served.registry() as opened:
+        opened.execute("insert into customers (customer_id) values ('busy')")
+        opened.execute(BUSY, {"at": archive.NOW, "last": last})
+    return last
+
+
+def test_a_rare_attempt_is_found_backwards_over_several_pages(operator, busy):
+    path = "/v1/attempts?customer=busy"
+    [oldest] = operator.get(f"{path}&event_type=order.t0&until={after(0.001).isoformat().replace('+00:00', 'Z')}").json["items"]
+    cursor = PageStart(RecordPosition.read(oldest["id"]), is_backwards=True).text()
     found = []
     while cursor is not None:
-        page = acme.get(f"/v1/attempts?event_type=order.t4&cursor={cursor}").json
+        page = operator.get(f"{path}&event_type=order.t{busy}&cursor={cursor}").json
         found.append(events_of(page))
         cursor = page["previous_cursor"]
-    assert found == [[], ["e4"], []]
+    assert found == [[], [f"e{busy}"], []]
 
 
 def test_attempts_are_shown_with_their_endpoints(acme):
@@ -111,12 +129,15 @@ def test_attempts_are_shown_with_their_endpoints(acme):
     assert page == acme.get("/v1/attempts").json
 
 
-def test_attempts_are_counted_on_request(acme, monkeypatch):
+def test_attempts_are_counted_on_request(acme):
     page = acme.get("/v1/attempts?limit=1&total=true&endpoint=ep1").json
     assert (page["total"], page["is_total_exact"]) == (2, True)
-    monkeypatch.setattr(attempts, "MAX_EXAMINED", 5)
-    page = acme.get("/v1/attempts?total=true").json
-    assert (page["total"], page["is_total_exact"]) == (5, False)
+
+
+def test_a_total_counts_the_newest_attempts_only(operator, busy):
+    assert busy >= attempts.MAX_EXAMINED
+    page = operator.get("/v1/attempts?customer=busy&total=true").json
+    assert (page["total"], page["is_total_exact"]) == (attempts.MAX_EXAMINED, False)
 
 
 @pytest.mark.parametrize("cursor", ["YS4x", "Yi4x", "nonsense", "bC4x"])

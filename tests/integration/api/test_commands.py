@@ -19,7 +19,8 @@ from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.ingest.hourly_counts import HourCounts
-from subscriptions_db.archive.search import counts
+from subscriptions_db.archive.search import consumers, counts
+from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.replays import requests
 from tests.integration.api import world
 from tests.integration.api.world import Client
@@ -169,12 +170,14 @@ def test_a_schema_of_the_catalogue_is_tried_on_an_event():
 
 
 @pytest.mark.usefixtures("environment")
-def test_consumers_are_listed_with_their_counts(monkeypatch):
+def test_consumers_are_listed_with_their_counts(served):
     [row] = [row for row in fanout("dead-letters", "consumers", "acme") if row["name"] == world.CONSUMER]
     assert (row["waiting"], row["waiting_is_exact"], row["leased"], row["parked"]) == (1, True, 0, 0)
     assert fanout("dead-letters", "consumers", "nobody") == []
-    monkeypatch.setattr(counts, "MAX_EXAMINED_OF_CONSUMER", 1)
-    assert "1+" in CliRunner().invoke(main.app, ["dead-letters", "consumers", "acme"]).output
+    world.write(served, counts.MAX_EXAMINED_IN_LIST, customer="other", endpoint="other-orders")
+    with served.registry() as opened:
+        assert all(consumers.create(opened, "other", name, DeadLetterSearch()) for name in ("first", "second"))
+    assert CliRunner().invoke(main.app, ["dead-letters", "consumers", "other"]).output.count("1000+") == 2
 
 
 def test_serve_ends_in_order_and_logs_no_secret(served, environment):

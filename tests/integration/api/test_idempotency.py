@@ -74,14 +74,20 @@ def test_a_stored_answer_is_deleted_after_a_day(acme, served):
     assert acme.post("/v1/endpoints", NEW, idempotency_key="k8").json["id"] != first["id"]
 
 
-def test_a_request_deletes_old_answers_up_to_a_maximum(acme, served, monkeypatch):
+PUT_OLDER = """
+insert into idempotency_keys (customer_id, idempotency_key, request_digest, created_at)
+select 'acme', 'older-' || n, sha256(''), now() - interval '26 hours' from generate_series(1, %s) n
+"""
+
+
+def test_a_request_deletes_old_answers_up_to_a_maximum(acme, served):
     """Regression: one request deleted all old answers. A key whose old answer is not deleted can be used all the same."""
-    monkeypatch.setattr(stored_answers, "MAX_DELETED", 1)
     keys = ["old-1", "old-2", "old-3"]
     ids = [acme.post("/v1/endpoints", NEW, idempotency_key=key).json["id"] for key in keys]
     with served.registry() as opened:
         opened.execute("delete from idempotency_keys where idempotency_key <> all (%s)", [keys])
         opened.execute("update idempotency_keys set created_at = created_at - interval '25 hours'")
+        opened.execute(PUT_OLDER, [stored_answers.MAX_DELETED - 1])
         again = acme.post("/v1/endpoints", {"url": "https://hooks.acme.example.com/other"}, idempotency_key="old-3")
         assert (again.status, again.json["id"] in ids) == (201, False)
         kept = opened.execute("select idempotency_key, answer ->> 'id' as id from idempotency_keys order by 1").fetchall()

@@ -21,12 +21,14 @@ def settled(results):
 class Pollers:
     """The pollers of consumer `k` of customer c1."""
 
-    def __init__(self, connection, name="k", selection=EVERYTHING, **fields):
+    def __init__(self, connection, name="k", selection=EVERYTHING, *, bounds=None, **fields):
+        """`bounds` are those of each poll, in place of the default ones."""
         self._of = (connection, "c1", name)
+        self._bounds = bounds or {}
         assert consumers.create(*self._of, selection, **fields)
 
     def poll(self, at=0, *, limit=10, lease_s=60.0):
-        return consumers.lease(*self._of, limit=limit, lease_s=lease_s, now=after(at))
+        return consumers.lease(*self._of, limit=limit, lease_s=lease_s, now=after(at), **self._bounds)
 
     def acknowledge(self, *leased):
         return settled(receipts.ack(*self._of, [letter.receipt for letter in leased]))
@@ -47,8 +49,8 @@ class Pollers:
     def parked_before(self, place, selection=EVERYTHING, *, limit=10):
         return parked_letters.browse(*self._of, selection, place=place, is_backwards=True, limit=limit)
 
-    def unpark(self, *positions, at=0):
-        return parked_letters.unpark(*self._of, list(positions) or None, now=after(at))
+    def unpark(self, *positions, at=0, **bounds):
+        return parked_letters.unpark(*self._of, list(positions) or None, now=after(at), **bounds)
 
 
 def positions(given):

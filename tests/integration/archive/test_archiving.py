@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import functools
 import os
 import signal
 import subprocess
@@ -23,14 +24,13 @@ from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.retries import retry_messages
-from fanout.archiver import main_loop, topic_reader
+from fanout.archiver import main_loop
 from fanout.kafka import publishing, topic_scanner
 from fanout.local import stack
 from fanout.redrive import dead_letter_search, enqueue, redrive_plan
 from fanout.redrive import selection as topic_letters
 from subscriptions_db.archive.ingest import archived_rows, partitions, writer
-from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries, statistics
-from subscriptions_db.archive.search import redrive_requests as archive_turns
+from subscriptions_db.archive.search import archived_dead_letters, attempts, deliveries, redrive_requests, statistics
 from subscriptions_db.archive.search.selection import DeadLetterSearch
 from subscriptions_db.postgres import connect, migrate
 from tests.e2e.conftest import assert_eventually
@@ -98,8 +98,8 @@ class Platform:
         return [orjson.loads(letter.letter)["event_id"] for letter in self.letters()]
 
     @contextlib.contextmanager
-    def archiving(self):
-        thread = threading.Thread(target=main_loop.run, args=(self.config,), kwargs={"stop": self.stop})
+    def archiving(self, work=None):
+        thread = threading.Thread(target=work or functools.partial(main_loop.run, self.config, stop=self.stop))
         thread.start()
         try:
             yield
@@ -222,10 +222,10 @@ def test_a_foreign_record_is_logged_counted_and_left_out(platform, caplog):
     assert "is left out of the archive" in caplog.text
 
 
-def test_the_archiver_follows_topics_and_finds_new_partitions(platform, monkeypatch):
-    monkeypatch.setattr(topic_reader, "PARTITION_CHECK_S", 0.1)
+def test_the_archiver_follows_topics_and_finds_new_partitions(platform):
+    archiver = main_loop.Archiver(platform.config, platform.stop, partition_check_s=0.1)
     topic = platform.config.delivery.dead_letter_topic
-    with platform.archiving():
+    with platform.archiving(functools.partial(archiver.run, once=False)):
         platform.publish_letters("e1")
         assert_eventually(platform.event_ids, lambda found: found == ["e1"])
         admin = AdminClient(kafka_clients.for_librdkafka(platform.config.kafka))
@@ -368,12 +368,13 @@ def refuse(_):
     raise errors.KafkaUnavailable("not today")
 
 
-def test_with_once_all_requested_redrives_are_made(platform, monkeypatch):
-    monkeypatch.setattr(archive_turns, "MAX_LETTERS", 2)
-    platform.publish_letters(*(f"e{n}" for n in range(5)))
+def test_with_once_all_requested_redrives_are_made(platform):
+    platform.publish_letters(*(f"e{n}" for n in range(redrive_requests.MAX_LETTERS + 1)))
     platform.archive_once()
     with platform.connected() as connection:
-        archived_dead_letters.redrive(connection, "c1", [letter.position for letter in platform.letters()], now=archive.NOW)
+        positions = [row["position"] for row in connection.execute("select position from dead_letters")]
+        assert len(positions) == redrive_requests.MAX_LETTERS + 1
+        archived_dead_letters.redrive(connection, "c1", positions, now=archive.NOW)
     platform.archive_once()
     with platform.connected() as connection:
         states = connection.execute("select distinct state from dead_letters").fetchall()

@@ -185,30 +185,29 @@ def test_each_delivery_is_on_one_page(connection, keep):
     assert [delivery.event_id for delivery in paged + page.deliveries] == [f"e{number}" for number in reversed(range(9))]
 
 
-def test_a_rare_delivery_is_found_over_several_pages(connection, keep, monkeypatch):
-    monkeypatch.setattr(deliveries, "MAX_LOOKED_AT", 10)
+def test_a_rare_delivery_is_found_over_several_pages(connection, keep):
     keep(*(accepted(-number, event_id=f"e{number}") for number in range(34)), failed(-34, event_id="rare"))
     pages, start = 0, records.NEWEST
-    while not (
-        page := deliveries.search(connection, "c1", DeliverySearch(status=DeliveryStatus.WAITING), start=start, limit=5)
-    ).deliveries:
+    asked = DeliverySearch(status=DeliveryStatus.WAITING)
+    while not (page := deliveries.search(connection, "c1", asked, start=start, limit=5, most=10)).deliveries:
         pages, start = pages + 1, PageStart(page.further)
     assert (pages, [delivery.event_id for delivery in page.deliveries]) == (3, ["rare"])
     [rare] = page.deliveries
-    assert deliveries.get(connection, "c1", rare.webhook_id) == rare
+    assert deliveries.get(connection, "c1", rare.webhook_id, most=10) == rare
     assert deliveries.get(connection, "c2", rare.webhook_id) is None
 
 
-def test_a_delivery_of_very_many_records_is_found_by_its_id(connection, keep, monkeypatch):
-    monkeypatch.setattr(deliveries, "MAX_LOOKED_AT", 3)
+def test_a_delivery_of_very_many_records_is_found_by_its_id(connection, keep):
     keep(*(failed(number, number + 1) for number in range(10)))
-    assert deliveries.get(connection, "c1", archive.outcome(event_id="e1").delivery.webhook_id).attempts == 10
+    assert deliveries.get(connection, "c1", archive.outcome(event_id="e1").delivery.webhook_id, most=3).attempts == 10
     assert deliveries.get(connection, "c1", "msg_nobodys") is None
 
 
-def test_the_newest_records_of_a_reused_webhook_id_are_examined(keep, found, monkeypatch):
-    monkeypatch.setattr(deliveries, "MAX_OF_ONE", 3)
-    monkeypatch.setattr(deliveries, "MAX_LETTERS", 2)
+def test_the_newest_records_of_a_reused_webhook_id_are_examined(connection, keep):
+    def found(**asked):
+        bounds = {"most_of_one": 3, "most_letters": 2}
+        return deliveries.search(connection, "c1", DeliverySearch(**asked), limit=10, **bounds).deliveries
+
     for number in range(5):
         keep(failed(number), at_s=number)
     assert [(delivery.began_at, delivery.newest_at, delivery.attempts) for delivery in found()] == [(archive.NOW, after(4), 3)]

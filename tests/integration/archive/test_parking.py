@@ -1,8 +1,9 @@
 """Dead letters that a consumer got too often are parked, and a consumer says how many dead letters wait."""
 
+import functools
+
 import pytest
 
-from subscriptions_db import answer_size
 from subscriptions_db.archive.ingest import partitions
 from subscriptions_db.archive.search import archived_dead_letters, consumers, counts
 from subscriptions_db.archive.search.archive_positions import ReceiptHandle
@@ -60,12 +61,10 @@ def test_the_last_poller_of_a_parked_dead_letter_can_only_ack_it(connection, wri
     assert [entry.letter.position for entry in pollers.parked().parked] == [second.letter.position]
 
 
-def test_parked_dead_letters_leave_room_for_others(connection, write, monkeypatch):
+def test_parked_dead_letters_leave_room_for_others(connection, write):
     """Without `max_receives`, a consumer that acks nothing gets only the first dead letters, again and again."""
-    monkeypatch.setattr(consumers, "MAX_UNACKNOWLEDGED", 4)
-    monkeypatch.setattr(consumers, "MAX_PARKED_PER_POLL", 3)
     write(10)
-    pollers = Pollers(connection)
+    pollers = Pollers(connection, bounds={"max_unacknowledged": 4, "max_parked": 3})
     stuck = pollers.poll(lease_s=1)
     assert positions(pollers.poll(10, lease_s=1)) == positions(stuck)
     assert consumers.set_max_receives(*pollers._of, 2)
@@ -76,8 +75,8 @@ def test_parked_dead_letters_leave_room_for_others(connection, write, monkeypatc
         at += 0 if polled.has_more else 10
     assert given == {letter.position for letter in all_of(connection)}
     assert len(pollers.parked().parked) == 10
-    assert len(pollers.unpark(at=at).positions) == 4
-    assert pollers.unpark(at=at) == ([], True)  # no room before an ack
+    assert len(pollers.unpark(at=at, max_unacknowledged=4).positions) == 4
+    assert pollers.unpark(at=at, max_unacknowledged=4) == ([], True)  # no room before an ack
     assert not consumers.set_max_receives(connection, "c2", "k", 2)
 
 
@@ -133,31 +132,30 @@ def test_parked_dead_letters_are_found_by_search_criteria(connection, write):
         assert counts.of_parked(connection, "c1", "k", selection) == (len(wanted), True)
 
 
-def test_a_search_of_parked_dead_letters_examines_a_bounded_number(connection, write, monkeypatch):
+def test_a_search_of_parked_dead_letters_examines_a_bounded_number(connection, write):
     """A page ends where the bound ends, also if every examined dead letter was discarded."""
     write(5)
     pollers = Pollers(connection, max_receives=1)
     first = positions(pollers.poll(lease_s=1))
     pollers.poll(10)
-    monkeypatch.setattr(archived_dead_letters, "MAX_LOOKED_AT", 2)
     archived_dead_letters.discard(connection, "c1", first[:2], now=NOW)
-    pages = [pollers.parked()]
+    parked = (connection, "c1", EVERYTHING, "parked_after")
+    search = functools.partial(archived_dead_letters.nearest, *parked, limit=10, consumer="k", most=2)
+    pages = [search(0)]
     while pages[-1].has_more:
-        pages.append(pollers.parked(past=pages[-1].until))
-    assert [parked_positions(page) for page in pages] == [[], first[2:4], first[4:]]
+        pages.append(search(pages[-1].until))
+    assert [page.positions for page in pages] == [[], first[2:4], first[4:]]
     assert pages[0].until == first[1]
-    monkeypatch.setattr(counts, "MAX_EXAMINED_OF_CONSUMER", 3)
-    assert counts.of_parked(connection, "c1", "k", EVERYTHING) == (1, False)
+    assert counts.of_parked(connection, "c1", "k", EVERYTHING, most=3) == (1, False)
 
 
-def test_a_page_of_parked_dead_letters_is_bounded_in_bytes(connection, write, monkeypatch):
-    write(3)
+def test_a_page_of_parked_dead_letters_is_bounded_in_bytes(connection, write):
+    write(3, data=b"x" * 600_000)  # two have more than answer_size.MAX_BYTES
     pollers = Pollers(connection, max_receives=1)
-    first = pollers.poll(lease_s=1)
+    [first], [second], [third] = (positions(pollers.poll(lease_s=1)) for _ in range(3))
     pollers.poll(10)
-    monkeypatch.setattr(answer_size, "MAX_BYTES", 1)
-    pages = [pollers.parked(past=past) for past in (0, *positions(first))]
-    assert [[entry.letter.position for entry in page.parked] for page in pages] == [[at] for at in positions(first)] + [[]]
+    pages = [pollers.parked(past=past) for past in (0, first, second, third)]
+    assert [parked_positions(page) for page in pages] == [[first], [second], [third], []]
     assert [page.has_more for page in pages] == [True, True, False, False]
 
 
@@ -214,13 +212,13 @@ def test_a_nack_by_the_version_before_unparks(connection, write):
     assert (pollers.poll(11).leased, len(pollers.parked().parked)) == ([], 1)
 
 
-def counted(connection, *names, at):
+def counted(connection, *names, at, **bounds):
     """Return (waiting, leased, parked) of each consumer, as (number, exact) where a count is bounded."""
-    found = counts.of_consumers(connection, "c1", names, now=after(at))
+    found = counts.of_consumers(connection, "c1", names, now=after(at), **bounds)
     return [tuple(found[name]) for name in names]
 
 
-def test_a_consumer_counts_what_waits_is_leased_and_is_parked(connection, write, monkeypatch):
+def test_a_consumer_counts_what_waits_is_leased_and_is_parked(connection, write):
     write(8)
     pollers = Pollers(connection, max_receives=1)
     assert counted(connection, "k", at=0) == [((8, True), 0, (0, True))]
@@ -235,13 +233,12 @@ def test_a_consumer_counts_what_waits_is_leased_and_is_parked(connection, write,
     archived_dead_letters.discard(connection, "c1", positions(held)[2:], now=NOW)
     assert counted(connection, "k", at=3) == [((4, True), 1, (1, True))]  # the next poll drops a discarded one
     assert counted(connection, "k", at=100) == [((4, True), 0, (1, True))]  # also while nobody polls
-    monkeypatch.setattr(counts, "MAX_EXAMINED_OF_CONSUMER", 2)
-    assert counted(connection, "k", at=3) == [((3, False), 1, (1, False))]
+    assert counted(connection, "k", at=3, most_of_one=2) == [((3, False), 1, (1, False))]
     pollers.poll(100, limit=4)
-    assert counted(connection, "k", at=1000) == [((2, False), 0, (1, False))]  # four leases ended
+    assert counted(connection, "k", at=1000, most_of_one=2) == [((2, False), 0, (1, False))]  # four leases ended
 
 
-def test_a_consumer_counts_by_its_selection(connection, write, monkeypatch):
+def test_a_consumer_counts_by_its_selection(connection, write):
     selections = [
         (DeadLetterSearch(), 12), (DeadLetterSearch(event_type="order.*"), 4), (DeadLetterSearch(event_type="user.created"), 8),
         (DeadLetterSearch(endpoint_id="ep1"), 6), (DeadLetterSearch(reason="gone"), 6), (DeadLetterSearch(tenant_id="t2"), 1),
@@ -259,7 +256,5 @@ def test_a_consumer_counts_by_its_selection(connection, write, monkeypatch):
         assert counts.of_dead_letters(connection, "c1", selection) == (wanted, True)
     assert [found[0] for found in counted(connection, *names, at=0)] == [(wanted, True) for _, wanted in selections]
     assert counts.of_dead_letters(connection, "c1", DeadLetterSearch(since=after(1))) == (0, True)
-    monkeypatch.setattr(counts, "MAX_EXAMINED_IN_LIST", 3)
-    monkeypatch.setattr(counts, "MAX_EXAMINED", 3)
-    assert [found[0] for found in counted(connection, *names[:3], at=0)] == [(3, False), (1, False), (2, False)]
-    assert counts.of_dead_letters(connection, "c1", EVERYTHING) == (3, False)
+    assert [found[0] for found in counted(connection, *names[:3], at=0, most_in_list=3)] == [(3, False), (1, False), (2, False)]
+    assert counts.of_dead_letters(connection, "c1", EVERYTHING, most=3) == (3, False)

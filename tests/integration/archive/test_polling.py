@@ -41,18 +41,26 @@ ASKED_FOR = [
 ]
 
 
-def test_dead_letters_are_found_by_search_criteria(connection, write, monkeypatch):
+def found_by(connection, selection, *, most):
+    """Return the dead letters that match, found by searches of which each examines `most`."""
+    found, at, more = [], 0, True
+    while more:
+        page = archived_dead_letters.find(connection, "c1", selection, after=at, limit=3, most=most)
+        found += archived_dead_letters.waiting(connection, "c1", page.positions)
+        at, more = page.until, page.has_more
+    return found
+
+
+def test_dead_letters_are_found_by_search_criteria(connection, write):
     for n in range(12):
         write(
             endpoint=f"ep{1 - n % 2}", event_type="user.created" if n % 3 else "order.created", dead_lettered_at=after(n),
             reason="gone" if n >= 6 else "timeout", tenant_id="t2" if n == 11 else "t1", event_id=f"e{n}",
         )  # fmt: skip
     write(customer="c2")
-    for looked_at in (5000, 2):
-        monkeypatch.setattr(archived_dead_letters, "MAX_LOOKED_AT", looked_at)
-        for selection, wanted in ASKED_FOR:
-            found = [orjson.loads(entry.letter)["event_id"] for entry in all_of(connection, selection)]
-            assert found == [f"e{n}" for n in wanted], selection
+    for selection, wanted in ASKED_FOR:
+        for found in (all_of(connection, selection), found_by(connection, selection, most=2)):
+            assert [orjson.loads(entry.letter)["event_id"] for entry in found] == [f"e{n}" for n in wanted], selection
 
 
 def test_two_pollers_of_a_consumer_share_the_dead_letters(connection, write, pollers):
@@ -153,15 +161,18 @@ def test_a_consumer_seeks_forwards_and_backwards(connection, write, pollers):
     assert pollers.acknowledge(*first.leased) == []  # what was given before the seek acknowledges nothing
 
 
-def test_the_selection_of_a_consumer_does_not_change(connection, write, monkeypatch):
-    monkeypatch.setattr(archived_dead_letters, "MAX_LOOKED_AT", 4)
+def test_the_selection_of_a_consumer_does_not_change(connection, write):
     pollers = Pollers(connection, selection=DeadLetterSearch(event_type="order.*"))
-    for n in range(20):
-        write(event_type="order.created" if n % 10 == 9 else "user.created")
-    given, has_more = [], True
+    write(archived_dead_letters.MAX_LOOKED_AT, event_type="user.created")  # the first poll gets no further
+    for _ in range(2):
+        write(event_type="order.created")
+        write(9, event_type="user.created")
+    given, polls, has_more = [], [], True
     while has_more:
         polled = pollers.poll()
         given, has_more = given + polled.leased, polled.has_more
+        polls.append(len(polled.leased))
+    assert polls == [0, 2]
     assert [orjson.loads(entry.letter.letter)["event_type"] for entry in given] == ["order.created"] * 2
     assert not consumers.create(connection, "c1", "k", EVERYTHING)
     [known] = consumers.list_consumers(connection, "c1")
@@ -174,8 +185,8 @@ def test_the_selection_of_a_consumer_does_not_change(connection, write, monkeypa
         pollers.poll()
 
 
-def test_a_consumer_without_acks_gets_at_most_the_maximum(write, pollers, monkeypatch):
-    monkeypatch.setattr(consumers, "MAX_UNACKNOWLEDGED", 4)
+def test_a_consumer_without_acks_gets_at_most_the_maximum(connection, write):
+    pollers = Pollers(connection, bounds={"max_unacknowledged": 4})
     write(10)
     first = pollers.poll()
     assert len(first.leased) == 4
@@ -247,13 +258,12 @@ def test_a_redrive_that_crashes_before_its_commit_is_repeated(connection, opened
     assert {archived_dead_letters.get(connection, "c1", position).state for position in asked} == {LetterState.REDRIVEN}
 
 
-def test_a_page_of_redrive_requests_is_bounded_in_bytes(connection, write, monkeypatch):
-    monkeypatch.setattr(redrive_requests, "MAX_BYTES", 5000)
+def test_a_page_of_redrive_requests_is_bounded_in_bytes(connection, write):
     write(4, data=b"x" * 3000)
     archived_dead_letters.redrive(connection, "c1", [letter.position for letter in all_of(connection)], now=NOW)
     turns = []
     while True:
-        with redrive_requests.claim_page(connection, now=NOW) as turn:
+        with redrive_requests.claim_page(connection, now=NOW, max_bytes=5000) as turn:
             turns.append(len(turn))
         if not turn:
             break
@@ -265,7 +275,7 @@ def test_crashing_pollers_lose_nothing_and_repeat_only_leases(connection, opened
     """Two pollers crash with their leases, ack late, or nack at random. In the end every dead letter is handled."""
     rng, clock = random.Random(seed), 0.0
     both = [Pollers(connection), object.__new__(Pollers)]
-    both[1]._of = (opened(), "c1", "k")
+    both[1]._of, both[1]._bounds = (opened(), "c1", "k"), {}
     held, handled, given, published = [[], []], set(), {}, 0
     while len(handled) < 40 or published < 40:
         clock += rng.expovariate(1 / 4)

@@ -112,11 +112,10 @@ def test_two_archives_report_a_quota_once(connection, opened, in_background):
     assert len(reported(connection)) == 2
 
 
-def test_a_look_that_must_wait_too_long_is_left_out(connection, opened, monkeypatch, caplog):
+def test_a_look_that_must_wait_too_long_is_left_out(connection, opened, caplog):
     """The archive paused for a failed look, and began with the same look again. So it archived nothing any more."""
-    monkeypatch.setattr(quotas, "LOOK_TIMEOUT_S", 0.1)
     connection.execute(ENDPOINTS)
-    looks = quota_step.QuotaLooks(NONE._replace(endpoints=3), POLICY)
+    looks = quota_step.QuotaLooks(NONE._replace(endpoints=3), POLICY, look_timeout_s=0.1)
     ours, other = opened(), opened()
     with caplog.at_level(logging.WARNING), other.transaction():
         look_of_another = quotas.record(other, NONE, POLICY, now=archive.NOW)

@@ -136,13 +136,14 @@ def test_notes_of_a_reused_webhook_id_read_each_letter_once(connection, monkeypa
 
     1,000 notes of a redrive and 5,000 dead letters with one `webhook-id` were 5,000,000 dead letters in memory.
     """
-    monkeypatch.setattr(redrive_notes, "MAX_READ_BYTES", 5000)  # so the dead letters are read in several parts
     decoded = []
     place_of = archived_rows.event_place
     monkeypatch.setattr(archived_rows, "event_place", lambda letter: decoded.append(letter) or place_of(letter))
     letters = [reused(offset, at=archive.NOW + dt.timedelta(seconds=offset % 2)) for offset in range(20)]
     write(connection, *(taken(offset, letter) for offset, letter in enumerate(letters)))
-    write(connection, *(note(letter, offset=offset) for offset, letter in enumerate(letters[:10])))
+    redriven = [row for letter in letters[:10] for row in note(letter).redriven]
+    with connection.transaction():  # reads the dead letters in several parts
+        redrive_notes.settle(connection, [], redriven, now=archive.NOW, max_read_bytes=5000)
     assert len(decoded) == 20
     assert [state for _, state in states(connection)] == ["redriven"] * 10 + ["waiting"] * 10
     assert count_notes(connection) == 0

@@ -54,6 +54,7 @@ class World:
             },
         }  # fmt: skip
         self.config = settings.Settings.model_validate(self.document)
+        self.max_records = replay_step.MAX_RECORDS
         topics.ensure_all(self.config)
         topics.ensure(self.config.kafka, [self.topic], 1)
 
@@ -71,7 +72,8 @@ class World:
         return requests.ask(self.connection, "c1", endpoint, ReplayRange(**wanted)).replay_id
 
     def replayer(self, **archive):
-        return replay_step.Replayer(settings.Settings.model_validate(self.document | {"archive": archive}))
+        config = settings.Settings.model_validate(self.document | {"archive": archive})
+        return replay_step.Replayer(config, max_records=self.max_records)
 
     def carry_out(self, **archive):
         replayer = self.replayer(**archive)
@@ -106,8 +108,8 @@ def world(kafka, opened):
     return World(kafka, connection)
 
 
-def test_a_time_range_is_replayed_in_chunks_within_a_bound(world, monkeypatch):
-    monkeypatch.setattr(replay_step, "MAX_RECORDS", 2)
+def test_a_time_range_is_replayed_in_chunks_within_a_bound(world):
+    world.max_records = 2
     world.publish(*range(7))
     replay = world.ask()
     world.carry_out(replay_max_pending=4)
@@ -163,7 +165,7 @@ def test_replays_and_resends_send_the_original_payload(world):
 
 
 def test_a_crash_repeats_one_chunk_of_a_replay_only(world, monkeypatch):
-    monkeypatch.setattr(replay_step, "MAX_RECORDS", 2)
+    world.max_records = 2
     world.publish(*range(4))
     replay = world.ask()
     reach, pieces = progress.advance, iter(range(10))
@@ -211,8 +213,8 @@ def test_a_replay_follows_the_present_registry_and_its_request(world):
     assert world.handed_over() == []
 
 
-def test_a_cancelled_replay_stops_and_permits_another(world, monkeypatch):
-    monkeypatch.setattr(replay_step, "MAX_RECORDS", 1)
+def test_a_cancelled_replay_stops_and_permits_another(world):
+    world.max_records = 1
     world.publish(*range(3))
     replay = world.ask()
     world.carry_out(replay_max_pending=1)

@@ -16,6 +16,10 @@ select customer, 'old' || n, sha256(''), now() - interval '25 hours'
 from unnest(array['c1', null]) as customer, generate_series(1, 3) as n
 union all select 'c2', 'new', sha256(''), now() - interval '23 hours'
 """
+PUT_MORE = """
+insert into idempotency_keys (customer_id, idempotency_key, request_digest, created_at)
+select 'c1', 'more' || n, sha256(''), now() - interval '25 hours' from generate_series(1, %s) n
+"""
 
 
 def kept(connection):
@@ -27,19 +31,17 @@ def _answers(connection):
     connection.execute(PUT)
 
 
-def test_maintenance_deletes_the_old_answers_of_all_customers(connection, monkeypatch):
+def test_maintenance_deletes_the_old_answers_of_all_customers(connection):
     """Regression: only a request with an `Idempotency-Key` of the same customer deleted them, all in one statement."""
-    monkeypatch.setattr(stored_answers, "MAX_DELETED", 2)
+    connection.execute(PUT_MORE, [stored_answers.MAX_DELETED])
     main_loop.Archiver(settings.Settings(), threading.Event())._maintain(connection)
     assert kept(connection) == ["new"]
 
 
-def test_one_run_deletes_a_bounded_number_of_answers(connection, monkeypatch):
-    monkeypatch.setattr(stored_answers, "MAX_DELETED", 2)
-    monkeypatch.setattr(stored_answers, "MAX_STATEMENTS", 2)
-    stored_answers.delete_remaining(connection)
+def test_one_run_deletes_a_bounded_number_of_answers(connection):
+    stored_answers.delete_remaining(connection, max_statements=2, max_deleted=2)
     assert len(kept(connection)) == 3
-    stored_answers.delete_remaining(connection)
+    stored_answers.delete_remaining(connection, max_statements=2, max_deleted=2)
     assert kept(connection) == ["new"]
 
 

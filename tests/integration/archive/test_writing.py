@@ -194,13 +194,12 @@ def test_attempts_are_found_by_search_criteria_newest_first(connection):
     assert [attempt.started_at for attempt in paged + page.attempts] == minutes
 
 
-def test_a_rare_attempt_is_found_over_several_pages(connection, monkeypatch):
-    monkeypatch.setattr(attempts, "MAX_LOOKED_AT", 10)
+def test_a_rare_attempt_is_found_over_several_pages(connection):
     outcomes = [archive.outcome(at=archive.NOW - dt.timedelta(seconds=n), event_type=f"t{n}") for n in range(35)]
     writer.write(connection, [archive.taken_attempts(0, *outcomes)], archive.KEPT, now=archive.NOW)
     pages, start = 0, records.NEWEST
     asked = attempts.AttemptSearch(event_type="t34")
-    while not (page := attempts.search(connection, "c1", asked, start=start, limit=5)).attempts:
+    while not (page := attempts.search(connection, "c1", asked, start=start, limit=5, most=10)).attempts:
         pages, start = pages + 1, PageStart(page.further)
     assert (pages, [attempt.event_type for attempt in page.attempts]) == (3, ["t34"])
 

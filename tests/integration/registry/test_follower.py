@@ -20,7 +20,6 @@ from delivery.stages.registry import lookup_source, registry_follower
 from delivery.webhooks.http import guard
 from fanout.admin import registry_commands
 from subscriptions_db.manifest import manifest
-from subscriptions_db.postgres import connect
 from subscriptions_db.registration import apply
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
@@ -42,9 +41,9 @@ def config(url, keys):
 
 
 @contextlib.contextmanager
-def following(config):
+def following(config, **bounds):
     stop = threading.Event()
-    follower = registry_follower.Follower(config, stop=stop)
+    follower = registry_follower.Follower(config, stop=stop, **bounds)
     follower.start()
     yield follower
     stop.set()
@@ -92,10 +91,9 @@ def test_a_read_that_hangs_or_breaks_off_leaves_the_snapshot(follower, connectio
     assert (list(changes.tenants), changes.endpoints["ep1"].url) == (["t9"], "https://example.com/moved")
 
 
-def test_a_half_open_connection_is_replaced(connection, database, ring_key, relay, monkeypatch):
-    monkeypatch.setattr(connect, "HALF_OPEN_MS", 1_500)
+def test_a_half_open_connection_is_replaced(connection, database, ring_key, relay):
     url = conninfo.make_conninfo(database, host="127.0.0.1", port=relay.port)
-    with following(config(url, {"k1": ring_key})) as follower:
+    with following(config(url, {"k1": ring_key}), half_open_ms=1_500) as follower:
         known = follower.current()
         assert relay.lose_all() == 1
         connection.execute("update endpoints set url = 'https://example.com/moved'")

@@ -188,7 +188,7 @@ def test_another_feature_that_postgres_lacks_is_a_fault_of_the_code(before):
         before.execute("select 1 from tenants union select 1 for update")
 
 
-def test_a_migration_waits_for_a_table_without_making_others_wait(empty_database, monkeypatch):
+def test_a_migration_waits_for_a_table_without_making_others_wait(empty_database):
     """Regression: a migration waited for a long transaction, and every later statement on the table queued behind it."""
     wanted = [
         migrate.Migration(name="0001_one", statements="create table one (a int); create table two (a int)"),
@@ -207,7 +207,6 @@ def test_a_migration_waits_for_a_table_without_making_others_wait(empty_database
                 other.execute("commit")
             return 0.0
 
-        monkeypatch.setattr(migrate, "WAIT", wait)
         other.execute("begin; lock table two in access share mode")
-        assert migrate.migrate(opened, wanted) == ["0002_both"]
+        assert migrate.migrate(opened, wanted, wait=wait) == ["0002_both"]
     assert len(attempts) == 2
