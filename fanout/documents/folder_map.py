@@ -55,7 +55,7 @@ AREAS = (
         "`fanout serve` and `fanout archive`. With `snapshot.source` `lookup` it also reads the registry in the executors.",
         (
             "subscriptions_db.disclosure subscriptions_db.answer_size subscriptions_db.described subscriptions_db.postgres",
-            "subscriptions_db.secrets",
+            "subscriptions_db.secrets subscriptions_db.server_bounds",
             "subscriptions_db.snapshot",
             "subscriptions_db.manifest",
             "subscriptions_db.registration subscriptions_db.replays",

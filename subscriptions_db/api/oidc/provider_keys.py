@@ -24,6 +24,7 @@ from joserfc import jwk
 from delivery import errors
 from delivery.config import oidc_settings
 from delivery.observability import metrics
+from subscriptions_db import server_bounds
 from subscriptions_db.api.contract import problems
 
 log = logging.getLogger(__name__)
@@ -32,9 +33,6 @@ DISCOVERY = "/.well-known/openid-configuration"
 REFRESH_S = 600.0
 """Age of the keys, in seconds, from which the next request with a token starts a new read of the keys in the background. A key
 that the provider has withdrawn works until that read succeeds, or until the keys are older than MAX_AGE_S."""
-ASK_EVERY_S = 10.0
-"""Least seconds between the starts of two reads of the keys. Tokens with invented key ids must not make the API flood the
-provider."""
 MAX_AGE_S = 86_400.0
 """Age of the keys, in seconds, beyond which they are not used. If the provider is away for so long, tokens are refused: a
 stolen key must not work for ever."""
@@ -71,8 +69,18 @@ class SigningKey(NamedTuple):
 class ProviderKeys:
     """The keys of one provider. Lives on the event loop."""
 
-    def __init__(self, config: oidc_settings.OidcSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raise SettingsError if `oidc.ca_file` cannot be read."""
+    def __init__(
+        self,
+        config: oidc_settings.OidcSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        read_every_s: float = server_bounds.DEFAULT.provider_read_every_s,
+    ) -> None:
+        """`read_every_s` are the least seconds between the starts of two reads.
+
+        Raise SettingsError if `oidc.ca_file` cannot be read.
+        """
+        self._read_every_s = read_every_s
         self._issuer = config.issuer
         self._timeout_s = config.timeout_s
         self._tls = _tls(config.ca_file)
@@ -89,7 +97,7 @@ class ProviderKeys:
     async def find(self, kid: str | None, algorithm: str) -> jwk.RSAKey | jwk.ECKey | None:
         """Return the key of a token; None if the provider had no such key when its keys were read last.
 
-        The keys are read again first if they are too old or lack the key. A read begins only `ASK_EVERY_S` after the start of
+        The keys are read again first if they are too old or lack the key. A read begins only `read_every_s` after the start of
         the last one. Raise Refused with 503 if the last read failed and the key is not there. A token without `kid` has a key
         only if the provider has just one for the algorithm.
         """
@@ -113,8 +121,8 @@ class ProviderKeys:
     async def read(self) -> None:
         """Read the keys, or wait for a read that is running.
 
-        Do nothing if the last read has ended, and began less than ASK_EVERY_S ago. A failure is logged, unless the read before
-        failed too.
+        Do nothing if the last read has ended, and began less than `read_every_s` ago. A failure is logged, unless the read
+        before failed too.
         """
         self._begin()
         if self._reading is not None:
@@ -134,7 +142,7 @@ class ProviderKeys:
         if self._reading is not None and not self._reading.done():
             return
         self._reading = None
-        if self._clock() - self._asked_at >= ASK_EVERY_S:
+        if self._clock() - self._asked_at >= self._read_every_s:
             self._asked_at = self._clock()
             self._reading = asyncio.create_task(self._read())
 

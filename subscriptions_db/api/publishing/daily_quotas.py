@@ -63,6 +63,8 @@ class DailyQuotas:
         now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
         write_after_s: float = WRITE_AFTER_S,
         retry_after_s: float = RETRY_AFTER_S,
+        max_tenants: int = MAX_TENANTS,
+        max_pending: int = MAX_PENDING,
     ) -> None:
         """`max_per_day` is the events a day of a tenant without its own quota; 0: no tenant has a quota, nothing is counted."""
         self._max_per_day = max_per_day
@@ -70,9 +72,10 @@ class DailyQuotas:
         self._now = now
         self._write_after_s = write_after_s
         self._retry_after_s = retry_after_s
-        self._sums: cachetools.LRUCache[TenantId, int] = cachetools.LRUCache(MAX_TENANTS)
+        self._max_pending = max_pending
+        self._sums: cachetools.LRUCache[TenantId, int] = cachetools.LRUCache(max_tenants)
         """The events of all processes on the day `_day`, as last read."""
-        self._own: cachetools.LRUCache[TenantId, int] = cachetools.LRUCache(MAX_TENANTS)
+        self._own: cachetools.LRUCache[TenantId, int] = cachetools.LRUCache(max_tenants)
         """The own quotas of tenants, as last read."""
         self._day = now().date()
         self._pending: collections.Counter[tuple[dt.date, TenantId]] = collections.Counter()
@@ -152,7 +155,7 @@ class DailyQuotas:
         """Add events of today to the pending counts, and write them later."""
         day = self._today()
         self._pending.update({(day, tenant): count for tenant, count in events.items()})
-        for oldest in list(itertools.islice(self._pending, max(0, len(self._pending) - MAX_PENDING))):
+        for oldest in list(itertools.islice(self._pending, max(0, len(self._pending) - self._max_pending))):
             del self._pending[oldest]
         if self._pending and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self._write_pending())

@@ -29,17 +29,13 @@ from delivery.webhooks.batching.segment import Packed
 from delivery.webhooks.http import guard, origin, transport
 from delivery.webhooks.scheduling import limits
 from delivery.webhooks.sending import batch_payload, payload, sender
-from subscriptions_db import described, disclosure
+from subscriptions_db import described, disclosure, server_bounds
 from subscriptions_db.api.contract import crud, problems, request_audit, routes
 from subscriptions_db.api.contract.routes import Call, PendingSend, Route
 from subscriptions_db.api.registry import event_types as catalogue
 from subscriptions_db.manifest import event_types, mistakes, parts
 from subscriptions_db.snapshot import registry_reader
 
-MAX_PER_S = 1.0
-"""Test events and questions a second that one process sends to one endpoint. More could attack a server from our addresses."""
-MAX_AT_ONCE = 16
-"""Maximum test events and questions that one process has in flight."""
 MAX_KNOWN = 10_000
 """Maximum endpoints whose pace one process remembers."""
 SOURCE, TENANT = "fanout.test", TenantId("fanout-test")
@@ -85,7 +81,18 @@ class TestEventSender:
 
     __test__ = False  # pytest must not collect it
 
-    def __init__(self, network: sender.RequestTransport, address_guard: guard.Guard, timeout_s: float) -> None:
+    def __init__(
+        self,
+        network: sender.RequestTransport,
+        address_guard: guard.Guard,
+        timeout_s: float,
+        *,
+        max_per_s: float = server_bounds.DEFAULT.test_events_per_s,
+        max_at_once: int = server_bounds.DEFAULT.test_events_at_once,
+    ) -> None:
+        """Send one endpoint at most `max_per_s` test events and questions a second, and all endpoints `max_at_once` at once."""
+        self._max_per_s = max_per_s
+        self._max_at_once = max_at_once
         self._network = network
         self._timeout_s = timeout_s
         self._sender = sender.Sender(network, address_guard, timeout_s=timeout_s, clock=time.time)
@@ -96,7 +103,7 @@ class TestEventSender:
         """Call `record`, then make one attempt for a test event, and return its result.
 
         Raise Refused, without a call of `record`, with 429 within a second of the last test event or question to the endpoint,
-        and with 503 while MAX_AT_ONCE are in flight.
+        and with 503 while `max_at_once` are in flight.
         """
         with self._within_limits(sending.delivery.endpoint.endpoint_id):
             await record()
@@ -115,7 +122,7 @@ class TestEventSender:
         """Call `record`, then send a request without a body to a receiver. Return its response, or the error of the attempt.
 
         Raise Refused with 429 within a second of the last test event or question to the endpoint, and with 503 while
-        MAX_AT_ONCE are in flight. `record` is not called then, because the record of a question replaces the record of an
+        `max_at_once` are in flight. `record` is not called then, because the record of a question replaces the record of an
         earlier question.
         """
         with self._within_limits(to.endpoint.endpoint_id):
@@ -127,7 +134,7 @@ class TestEventSender:
 
     @contextlib.contextmanager
     def _within_limits(self, endpoint_id: EndpointId) -> Iterator[None]:
-        pace = self._paces.setdefault(endpoint_id, limits.Pace(MAX_PER_S))
+        pace = self._paces.setdefault(endpoint_id, limits.Pace(self._max_per_s))
         now = asyncio.get_running_loop().time()
         if (wait_s := pace.wait_s(now)) > 0:
             raise problems.Refused(
@@ -135,7 +142,7 @@ class TestEventSender:
                 "one endpoint gets at most one test event or question a second, and nothing was sent: try again in a second",
                 headers={"retry-after": str(math.ceil(wait_s))},
             )
-        if self._in_flight >= MAX_AT_ONCE:
+        if self._in_flight >= self._max_at_once:
             raise problems.unavailable("too many test events are in flight, and nothing was sent: try again")
         pace.consume(now)
         self._in_flight += 1
@@ -146,11 +153,21 @@ class TestEventSender:
 
 
 @contextlib.asynccontextmanager
-async def open_sender(config: settings.DeliverySettings, address_guard: guard.Guard) -> AsyncIterator[TestEventSender]:
+async def open_sender(
+    config: settings.DeliverySettings,
+    address_guard: guard.Guard,
+    bounds: server_bounds.ServerBounds = server_bounds.DEFAULT,
+) -> AsyncIterator[TestEventSender]:
     """Yield a sender of test events with connections of its own, which are closed at the end of the context."""
-    network = transport.Transport(address_guard, max_connections=MAX_AT_ONCE)
+    network = transport.Transport(address_guard, max_connections=bounds.test_events_at_once)
     try:
-        yield TestEventSender(network, address_guard, config.attempt_timeout_s)
+        yield TestEventSender(
+            network,
+            address_guard,
+            config.attempt_timeout_s,
+            max_per_s=bounds.test_events_per_s,
+            max_at_once=bounds.test_events_at_once,
+        )
     finally:
         await network.close()
 

@@ -19,14 +19,12 @@ import cachetools
 from aiohttp import web
 
 from delivery.webhooks.scheduling import limits
+from subscriptions_db import server_bounds
 from subscriptions_db.api.contract import keys, problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.oidc.tokens import TokenVerifier
 
-CACHE_S = 3.0
-"""Seconds for which the principal of an API key is cached, and so the longest that a revoked key still works. docs/api.md
-promises 5 s."""
 MAX_CACHED_KEYS = 10_000
 """Maximum entries of each cache of API keys in one process."""
 BURST_SHARE = 0.2
@@ -131,7 +129,7 @@ class EventCharge:
 
 
 class Admission:
-    """Admit requests by their API keys and tokens, and remember valid keys for CACHE_S. Lives on the event loop."""
+    """Admit requests by their API keys and tokens, and remember valid keys for seconds. Lives on the event loop."""
 
     def __init__(
         self,
@@ -143,8 +141,10 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         on_use: Callable[[Principal], None] = lambda _: None,
         tokens: TokenVerifier | None = None,
+        cache_s: float = server_bounds.DEFAULT.key_cache_s,
+        max_unknown_keys_per_s: float = MAX_UNKNOWN_KEYS_PER_S,
     ) -> None:
-        """`on_use` is called with the principal of each valid key that is read from Postgres: about once in CACHE_S a key.
+        """`on_use` is called with the principal of each valid key that is read from Postgres: about once in `cache_s` a key.
 
         `tokens` verifies tokens. None: every token is refused.
         """
@@ -156,11 +156,11 @@ class Admission:
         self._max_events_per_s = max_events_per_s
         self._max_publishing_requests_per_s = max_publishing_requests_per_s
         self._clock = clock
-        self._known: cachetools.TTLCache[bytes, Principal] = cachetools.TTLCache(MAX_CACHED_KEYS, CACHE_S, timer=clock)
+        self._known: cachetools.TTLCache[bytes, Principal] = cachetools.TTLCache(MAX_CACHED_KEYS, cache_s, timer=clock)
         self._paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_CACHED_KEYS)
         self._event_paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_CACHED_KEYS)
         self._publishing_paces: cachetools.LRUCache[str, limits.Pace] = cachetools.LRUCache(MAX_CACHED_KEYS)
-        self._unknown_keys = limits.Pace(MAX_UNKNOWN_KEYS_PER_S, BURST_SHARE)
+        self._unknown_keys = limits.Pace(max_unknown_keys_per_s, BURST_SHARE)
         self._known_once: cachetools.LRUCache[bytes, None] = cachetools.LRUCache(MAX_CACHED_KEYS)
         """Digests of keys that were valid when this process last read them."""
 

@@ -46,14 +46,12 @@ from subscriptions_db.api.server import (
 )
 from subscriptions_db.manifest import mistakes
 from subscriptions_db.registration import receiver_permission
+from subscriptions_db.server_bounds import ServerBounds
 
 log = logging.getLogger(__name__)
 
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 BYTES = "application/octet-stream"
-MAX_SENDING_S = 60.0
-"""Seconds to send an answer; then the connection is aborted. aiohttp would wait for ever for a client that does not read. A
-page has 1 MiB, but a single dead letter may be larger."""
 TOO_LONG = "the request exceeded api.request_timeout_s and may be executed: try again, a change with its Idempotency-Key"
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
@@ -76,20 +74,22 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Api:
     """The application and its worker threads."""
 
-    def __init__(self, config: settings.Settings, opened: transactions.Store, sending: test_events.TestEventSender) -> None:
+    def __init__(
+        self,
+        config: settings.Settings,
+        opened: transactions.Store,
+        sending: test_events.TestEventSender,
+        bounds: ServerBounds,
+    ) -> None:
         self._config = config.api
+        self._sending_s = bounds.sending_s
         self._store = opened
         self._test_events = sending
-        self._answerer = handler.RequestHandler(
-            opened,
-            opened.ring,
-            plan_builder.guard_of(config.delivery),
-            config.api,
-            config.delivery.webhook_origin,
-        )
+        guard = plan_builder.guard_of(config.delivery)
+        self._answerer = handler.RequestHandler(opened, opened.ring, guard, config.api, config.delivery.webhook_origin)
         self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
         self._key_use = key_use.KeyUse(lambda key_ids: self._in_thread(functools.partial(opened.note_use, key_ids)))
-        self._provider = ProviderKeys(config.oidc) if config.oidc.is_on else None
+        self._provider = ProviderKeys(config.oidc, read_every_s=bounds.provider_read_every_s) if config.oidc.is_on else None
         self._admission = admission.Admission(
             self._read_key,
             max_per_s=config.api.max_requests_per_s,
@@ -97,14 +97,14 @@ class Api:
             max_publishing_requests_per_s=config.api.max_publishing_requests_per_s,
             on_use=self._key_use.note,
             tokens=TokenVerifier(config.oidc, self._provider) if self._provider else None,
+            cache_s=bounds.key_cache_s,
         )
         self._publishing = publish_handler.Publishing(
             config, self._admission, lambda *counted: self._in_thread(functools.partial(opened.add_published, *counted))
         )
-        self._polls = long_polls.LongPolls(config.api, self._handle, self._admission.authenticate, self._outside_in_flight)
-        self._followers = snapshot_feed.SnapshotFeed(
-            config.api, opened, self._in_thread, self._admission.authenticate, self._outside_in_flight
-        )
+        by_key, outside = self._admission.authenticate, self._outside_in_flight
+        self._polls = long_polls.LongPolls(config.api, self._handle, by_key, outside, every_s=bounds.poll_every_s)
+        self._followers = snapshot_feed.SnapshotFeed(config.api, opened, self._in_thread, by_key, outside)
         self._causes = problems.CauseLog()
         self._in_flight = 0
 
@@ -224,7 +224,7 @@ class Api:
         self._in_flight += 1
         try:
             response = await self._answered(request, handler)
-            await _send(request, response)
+            await _send(request, response, self._sending_s)
         finally:
             self._in_flight -= 1
         return response
@@ -296,14 +296,14 @@ async def _set_headers(request: web.Request, response: web.StreamResponse) -> No
     response.headers.update(admission.key_headers(request) | deprecation.headers(request.get(DEPRECATIONS, ())))
 
 
-async def _send(request: web.Request, response: web.StreamResponse) -> None:
-    """Send an answer within `MAX_SENDING_S`, else abort the connection. aiohttp does not send a prepared answer again."""
+async def _send(request: web.Request, response: web.StreamResponse, within_s: float) -> None:
+    """Send an answer within `within_s`, else abort the connection. aiohttp does not send a prepared answer again."""
     try:
-        async with asyncio.timeout(MAX_SENDING_S):
+        async with asyncio.timeout(within_s):
             await response.prepare(request)
             await response.write_eof()
     except TimeoutError:
-        log.info("api.cut_off", extra=_named(request) | {"after_s": MAX_SENDING_S, "advice": ON_CUT_OFF})
+        log.info("api.cut_off", extra=_named(request) | {"after_s": within_s, "advice": ON_CUT_OFF})
         if request.transport is not None:
             request.transport.abort()
     except ConnectionError:  # the client has disconnected

@@ -17,13 +17,12 @@ from aiohttp import web
 
 from delivery.config import service_settings
 from delivery.observability import metrics
+from subscriptions_db import server_bounds
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.contract.principals import Principal
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.server.handler import ApiAnswer, ApiRequest
 
-ASK_EVERY_S = 1.0
-"""Seconds between two tries. Notifications of Postgres would not help: an expired lease causes none."""
 TIMEOUT: web.RequestKey[asyncio.Timeout] = web.RequestKey("bound", asyncio.Timeout)
 """The request's timeout, which a long poll extends by its wait."""
 
@@ -45,8 +44,12 @@ class LongPolls:
         answer: Answer,
         authenticate: Authenticate,
         outside_in_flight: OutsideInFlight,
+        *,
+        every_s: float = server_bounds.DEFAULT.poll_every_s,
     ) -> None:
+        """A poll tries again after `every_s`."""
         self._config = config
+        self._every_s = every_s
         self._answer = answer
         self._authenticate = authenticate
         self._outside_in_flight = outside_in_flight
@@ -70,7 +73,7 @@ class LongPolls:
         with self._waiting_slot(asked.principal.customer_id or asked.principal.key_id):
             while answer.awaited is not None and (left_s := until - loop.time()) > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ending.wait(), min(left_s, ASK_EVERY_S))
+                    await asyncio.wait_for(self._ending.wait(), min(left_s, self._every_s))
                 if self._ending.is_set() or request.transport is None:  # a disconnected client must get no lease
                     break
                 await self._authenticate(request.headers.get("authorization"))

@@ -69,8 +69,16 @@ class _Cost:
 class Publishing:
     """Answer publishing requests. Lives on the event loop."""
 
-    def __init__(self, config: settings.Settings, admitted: admission.Admission, write: daily_quotas.Write) -> None:
-        """`write` adds published events to the counts of all processes."""
+    def __init__(
+        self,
+        config: settings.Settings,
+        admitted: admission.Admission,
+        write: daily_quotas.Write,
+        *,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        """`write` adds published events to the counts of all processes. All bodies together have at most `max_bytes`."""
+        self._max_bytes = max_bytes
         self._admission = admitted
         self._is_on = config.api.publishing
         self._rules = checks.Rules.of(config)
@@ -181,15 +189,15 @@ class Publishing:
         """Count the bytes of a request's body as occupied while the context is open.
 
         Raise Refused with 429 if the key would occupy more than its share (MAX_SHARE_OF_KEY), and with 503 if all keys would
-        occupy more than MAX_BYTES. A body without a length, or a compressed one, counts as `api.max_body_bytes`.
+        occupy more than the maximum. A body without a length, or a compressed one, counts as `api.max_body_bytes`.
         """
         is_known = request.content_length is not None and "content-encoding" not in request.headers
         size = min(request.content_length or 0, self._max_body_bytes) if is_known else self._max_body_bytes
         of_key, of_all = self._bytes[key_id], self._bytes.total()
-        if of_key and of_key + size > MAX_BYTES * MAX_SHARE_OF_KEY:
+        if of_key and of_key + size > self._max_bytes * MAX_SHARE_OF_KEY:
             headers = {"retry-after": str(problems.RETRY_AFTER_S)}
             raise problems.Refused(429, "too many bytes of your events arrive or wait for Kafka: try again", headers=headers)
-        if of_all and of_all + size > MAX_BYTES:
+        if of_all and of_all + size > self._max_bytes:
             raise problems.unavailable("too many bytes of events arrive or wait for Kafka: try again")
         self._bytes[key_id] += size
         try:

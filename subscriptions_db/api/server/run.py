@@ -21,6 +21,7 @@ from delivery.config import plan_builder, settings
 from delivery.observability import health
 from delivery.observability import http_endpoints as probes
 from delivery.observability.health import QueryPhase
+from subscriptions_db import server_bounds
 from subscriptions_db.api.registry import test_events
 from subscriptions_db.api.server import transactions
 from subscriptions_db.api.server.app import Api
@@ -51,7 +52,9 @@ def run(config: settings.Settings, stop: threading.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIterator[int]:
+async def serving(
+    config: settings.Settings, stop: threading.Event, bounds: server_bounds.ServerBounds = server_bounds.DEFAULT
+) -> AsyncIterator[int]:
     """Serve while the context is open; yield the port. Once `stop` is set, the probes report that the process stops.
 
     Raise SettingsError for a wrong setting. If Postgres is not ready, serve all the same.
@@ -59,14 +62,14 @@ async def serving(config: settings.Settings, stop: threading.Event) -> AsyncIter
     plan_builder.warn_of_open_guard(config.delivery)
     _hide_versions()
     async with contextlib.AsyncExitStack() as stack:
-        opened = stack.enter_context(transactions.Store(config))
+        opened = stack.enter_context(transactions.Store(config, wait_s=bounds.connection_wait_s))
         await asyncio.to_thread(_require_ready, opened)
         watch = health.Watch(pause_reason=functools.partial(_pause_reason, opened), stop=stop)
         probes.serve(config.metrics, {NAME: watch})
         sending = await stack.enter_async_context(
-            test_events.open_sender(config.delivery, plan_builder.guard_of(config.delivery))
+            test_events.open_sender(config.delivery, plan_builder.guard_of(config.delivery), bounds)
         )
-        api = stack.enter_context(contextlib.closing(Api(config, opened, sending)))
+        api = stack.enter_context(contextlib.closing(Api(config, opened, sending, bounds)))
         # The keep-alive timeout also closes a connection whose request head is not complete in time, even if bytes keep coming.
         timeout_s = config.api.request_timeout_s
         runner = web.AppRunner(

@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import metrics
+from subscriptions_db import server_bounds
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Principal
 from subscriptions_db.api.publishing import published_counts
@@ -28,15 +29,13 @@ from subscriptions_db.secrets import keyring
 
 CUSTOMER_ROLE, OPERATOR_ROLE = "fanout_api", "fanout_operator"
 """The roles in Postgres to which transactions switch. Row-level security limits CUSTOMER_ROLE to one customer's rows."""
-WAIT_S = 2
-"""Seconds a request waits for a connection before its answer is 503. While Postgres is away, every request that needs Postgres
-waits this long."""
 
 
 class Store:
     """A pool of connections to Postgres that opens transactions for principals. Thread-safe."""
 
-    def __init__(self, config: settings.Settings) -> None:
+    def __init__(self, config: settings.Settings, *, wait_s: float = server_bounds.DEFAULT.connection_wait_s) -> None:
+        """A request waits for a connection for `wait_s`."""
         self.ring = keyring.KeyRing.from_settings(config.keys)
         self._ring_fits = False
         database = config.database
@@ -48,7 +47,7 @@ class Store:
             url,
             min_size=0,
             max_size=config.api.max_connections,
-            timeout=WAIT_S,
+            timeout=wait_s,
             open=False,
             check=_check,
             kwargs=options | {"row_factory": dict_row},

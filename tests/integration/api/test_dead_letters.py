@@ -76,10 +76,19 @@ def test_the_list_is_searched_by_url_and_text_and_shows_endpoints(served, acme):
     assert acme.get("/v1/dead-letters/count?q=user.&url=acme").json == {"count": 1, "is_exact": True}
 
 
-def test_endpoints_count_towards_the_bytes_of_a_page_in_both_directions(served, acme, monkeypatch):
-    write(served, 4)
+LARGE_ENDPOINT = """
+insert into endpoints (endpoint_id, customer_id, url, description, metadata)
+values ('large', 'acme', 'https://hooks.acme.example.com/', repeat('x', 2000), jsonb_build_object('x', repeat('x', 8000)))
+"""
+
+
+def test_endpoints_count_towards_the_bytes_of_a_page_in_both_directions(served, acme):
+    """Four dead letters fit into one page, but not with their endpoints."""
+    with served.registry() as opened:
+        opened.execute(LARGE_ENDPOINT)
+    write(served, 4, endpoint="large", data=b"x" * 190_500)
     whole = acme.get("/v1/dead-letters")
-    monkeypatch.setattr(answer_size, "MAX_BYTES", len(whole.text))
+    assert (len(ids(whole)), whole.json["has_more"]) == (4, False)
     first = acme.get("/v1/dead-letters?expand=endpoint").json
     assert (0 < len(first["items"]) < 4, first["has_more"]) == (True, True)
     last = acme.get(f"/v1/dead-letters?cursor={first['next_cursor']}").json

@@ -8,10 +8,11 @@ import pytest
 from psycopg import sql
 
 from delivery import errors
+from subscriptions_db import server_bounds
 from subscriptions_db.api.contract import cursors
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import CustomerQuery
-from subscriptions_db.api.server import admission, openapi, transactions
+from subscriptions_db.api.server import openapi, transactions
 from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.archive.search import archive_positions
 from tests.integration.api import world
@@ -330,10 +331,9 @@ def test_a_pooled_connection_forgets_its_customer_after_an_error(served, fails):
             assert {row["customer_id"] for row in connection.execute("select customer_id from endpoints")} == {"other"}
 
 
-def test_without_postgres_every_route_answers_503(own_postgres, monkeypatch):
-    monkeypatch.setattr(transactions, "WAIT_S", 0.05)
-    monkeypatch.setattr(admission, "CACHE_S", 3600)
-    with world.served(own_postgres, max_poll_s=1) as served:
+def test_without_postgres_every_route_answers_503(own_postgres):
+    bounds = server_bounds.ServerBounds(connection_wait_s=0.05, key_cache_s=3600)
+    with world.served(own_postgres, bounds=bounds, max_poll_s=1) as served:
         operator, acme = (served.client(served.keys[name]) for name in ("operator", "acme"))
         assert [client.get("/v1/endpoints").status for client in (operator, acme)] == [200, 200]
         own_postgres.kill()

@@ -2,7 +2,6 @@
 
 import pytest
 
-from subscriptions_db import answer_size
 from subscriptions_db.registration import registered_rows
 from tests.integration.api import world
 
@@ -103,14 +102,38 @@ def test_subscriptions_are_listed_with_their_endpoints(acme, endpoint_reads):
     assert page == acme.get("/v1/subscriptions?q=listed").json
 
 
-def test_an_expanded_endpoint_counts_towards_the_bytes_of_a_page(acme, monkeypatch):
-    size = len(acme.get("/v1/subscriptions?q=listed").text)
-    monkeypatch.setattr(answer_size, "MAX_BYTES", size)
-    assert world.ids(acme.get("/v1/subscriptions?q=listed")) == ["m1", "m2", "m3"]
-    first = acme.get("/v1/subscriptions?q=listed&expand=endpoint").json
-    second = acme.get(f"/v1/subscriptions?q=listed&expand=endpoint&cursor={first['next_cursor']}").json
-    assert [item["id"] for page in (first, second) for item in page["items"]][:2] == ["m1", "m2"]
-    assert len(first["items"]) < 3
+LARGE_ENDPOINTS = """
+insert into endpoints (endpoint_id, customer_id, url, description, metadata)
+select 'large-' || n, 'acme', 'https://hooks.example.com/', repeat('x', 2000), jsonb_build_object('x', repeat('x', 8000))
+from generate_series(100, 299) n
+"""
+LARGE_SUBSCRIPTIONS = """
+insert into subscriptions (subscription_id, endpoint_id, customer_id, event_type, scope)
+select 'large-' || n, 'large-100', 'acme', 'large', 'everything' from generate_series(100, 299) n
+"""
+LARGE = [f"large-{number}" for number in range(100, 300)]
+"""The ids of 200 endpoints of 10 KB each, and of 200 subscriptions of the first of them. A page has 1 MiB."""
+
+
+@pytest.fixture
+def large_rows(served):
+    with served.registry() as opened:
+        opened.execute(LARGE_ENDPOINTS)
+        opened.execute(LARGE_SUBSCRIPTIONS)
+        yield
+        opened.execute("delete from subscriptions where subscription_id like 'large-%'")
+        opened.execute("delete from endpoints where endpoint_id like 'large-%'")
+
+
+@pytest.mark.usefixtures("large_rows")
+def test_an_expanded_endpoint_counts_towards_the_bytes_of_a_page(acme):
+    path = "/v1/subscriptions?q=large&limit=200"
+    assert world.ids(acme.get(path)) == LARGE
+    pages = [acme.get(f"{path}&expand=endpoint").json]
+    while pages[-1]["next_cursor"] is not None:
+        pages.append(acme.get(f"{path}&expand=endpoint&cursor={pages[-1]['next_cursor']}").json)
+    assert [item["id"] for page in pages for item in page["items"]] == LARGE
+    assert len(pages) == 3
 
 
 def test_only_lists_expand_and_only_endpoints(acme):
@@ -159,12 +182,14 @@ def test_a_list_is_paged_to_its_end_and_back(operator, path, limit):
     assert {page["total"] for page in there} == {None}
 
 
-def test_a_page_back_is_paged_by_bytes_too(operator, monkeypatch):
-    monkeypatch.setattr(answer_size, "MAX_BYTES", 1)  # one item a page
-    pages = [operator.get("/v1/endpoints?q=lists").json]
+@pytest.mark.usefixtures("large_rows")
+def test_a_page_back_is_paged_by_bytes_too(operator):
+    path = "/v1/endpoints?q=large&limit=200"
+    pages = [operator.get(path).json]
     for name in ("next_cursor", "next_cursor", "previous_cursor"):
-        pages.append(operator.get(f"/v1/endpoints?q=lists&cursor={pages[-1][name]}").json)
-    assert [[row["id"] for row in page["items"]] for page in pages] == [["l1"], ["l2"], ["l3"], ["l2"]]
+        pages.append(operator.get(f"{path}&cursor={pages[-1][name]}").json)
+    found = [[row["id"] for row in page["items"]] for page in pages]
+    assert (found[0] + found[1] + found[2], found[3]) == (LARGE, found[1])
     assert (pages[3]["next_cursor"], pages[3]["previous_cursor"]) == (pages[1]["next_cursor"], pages[1]["previous_cursor"])
 
 

@@ -5,7 +5,6 @@ import logging
 import pytest
 
 from delivery.config import oidc_settings
-from subscriptions_db.api.oidc import provider_keys
 from tests.integration.api import world
 from tests.support.oidc_provider import Provider
 from tests.support.tokens import ADMINS, AUDIENCE, Issuer
@@ -32,11 +31,11 @@ def served(postgres, provider):
 
 
 @pytest.fixture
-def impatient(monkeypatch, served, provider):
-    """The provider may be asked again at once. After the test, the API knows the provider's present keys."""
-    monkeypatch.setattr(provider_keys, "ASK_EVERY_S", 0)
-    yield
-    assert served.client(provider.issuer.token(header={"kid": "unknown"})).get("/v1/tenants").status == 401
+def impatient(served, provider):
+    """A server that may read the provider's keys again at once, and has read them."""
+    with world.beside(served, provider_read_every_s=0) as made:
+        assert made.client(provider.issuer.token()).get("/v1/tenants").status == 200
+        yield made
 
 
 @pytest.fixture
@@ -86,41 +85,39 @@ def test_an_expired_token_is_refused_with_the_reason(served, provider):
     assert answer.headers["www-authenticate"] == 'Bearer error="invalid_token"'
 
 
-@pytest.mark.usefixtures("impatient")
-def test_new_keys_of_the_provider_work_and_withdrawn_ones_end(served, provider):
+def test_new_keys_of_the_provider_work_and_withdrawn_ones_end(impatient, provider):
     old = provider.issuer.token()
-    assert served.client(old).get("/v1/tenants").status == 200
+    assert impatient.client(old).get("/v1/tenants").status == 200
     provider.issuer.add("second")
-    assert served.client(provider.issuer.token("second")).get("/v1/tenants").status == 200
-    assert served.client(old).get("/v1/tenants").status == 200
+    assert impatient.client(provider.issuer.token("second")).get("/v1/tenants").status == 200
+    assert impatient.client(old).get("/v1/tenants").status == 200
     former = provider.issuer.keys.pop("first")
     try:
-        assert served.client(Issuer(provider.issuer.url).token(header={"kid": "unknown"})).get("/v1/tenants").status == 401
-        assert served.client(old).get("/v1/tenants").status == 401
+        assert impatient.client(Issuer(provider.issuer.url).token(header={"kid": "unknown"})).get("/v1/tenants").status == 401
+        assert impatient.client(old).get("/v1/tenants").status == 401
     finally:
         provider.issuer.keys = {"first": former}
 
 
-@pytest.mark.usefixtures("impatient", "away")
-def test_known_keys_work_while_the_provider_is_away(served, provider, operator, caplog):
-    answer = served.client(provider.issuer.token(header={"kid": "not read yet"})).get("/v1/tenants")
+@pytest.mark.usefixtures("impatient", "away")  # the server reads the provider's keys before the provider stops
+def test_known_keys_work_while_the_provider_is_away(impatient, provider, caplog):
+    answer = impatient.client(provider.issuer.token(header={"kid": "not read yet"})).get("/v1/tenants")
     assert (answer.status, answer.json["code"]) == (503, "unavailable")
     assert "retry-after" in answer.headers
-    assert served.client(provider.issuer.token(sub="carl")).get("/v1/tenants").status == 200
-    assert operator.get("/v1/tenants").status == 200
-    assert served.client(None).get("/readyz").status == 200
+    assert impatient.client(provider.issuer.token(sub="carl")).get("/v1/tenants").status == 200
+    assert impatient.client(impatient.keys["operator"]).get("/v1/tenants").status == 200
+    assert impatient.client(None).get("/readyz").status == 200
     [line] = [record for record in caplog.records if record.message == "oidc.unavailable"]
     assert line.levelname == "WARNING"
     assert line.issuer == provider.issuer.url
 
 
-@pytest.mark.usefixtures("impatient")
 def test_the_api_starts_without_the_provider_and_finds_it_later(served, provider, caplog):
     caplog.set_level(logging.INFO)
     provider.stop()
     try:
-        with world.running(served.config) as port:
-            token, key = (world.Client(port, text) for text in (provider.issuer.token(), served.keys["operator"]))
+        with world.beside(served, provider_read_every_s=0) as begun:
+            token, key = (begun.client(text) for text in (provider.issuer.token(), served.keys["operator"]))
             assert token.get("/v1/tenants").status == 503
             assert (key.get("/v1/tenants").status, token.get("/readyz").status) == (200, 200)
             provider.start()

@@ -1,30 +1,28 @@
 """Long polls: a poll that finds nothing waits for a dead letter, within its time, and within limits of number."""
 
 import contextlib
+import dataclasses
 import http.client
 import threading
 from dataclasses import dataclass, field
 
 import pytest
 
+from subscriptions_db import server_bounds
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
-from subscriptions_db.api.server import admission, long_polls
+from subscriptions_db.api.server import long_polls
 from tests.integration.api import world
 from tests.integration.api.world import ids, in_background, lease, write
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("emptied", "often")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("emptied")]
+OFTEN = server_bounds.ServerBounds(poll_every_s=0.02)
 
 
 @pytest.fixture(scope="module")
 def served(postgres):
-    with world.served(postgres, max_polls_per_customer=2) as made:
+    with world.served(postgres, bounds=OFTEN, max_polls_per_customer=2) as made:
         yield made
-
-
-@pytest.fixture
-def often(monkeypatch):
-    monkeypatch.setattr(long_polls, "ASK_EVERY_S", 0.02)
 
 
 @dataclass
@@ -80,7 +78,7 @@ def test_one_customer_cannot_occupy_all_long_polls(served, poller, other, waits)
 
 
 def test_the_number_of_long_polls_is_bounded(postgres, waits):
-    with world.served(postgres, max_polls=1, max_poll_s=60) as served:
+    with world.served(postgres, bounds=OFTEN, max_polls=1, max_poll_s=60) as served:
         acme, other = served.client(served.keys["acme"]), served.client(served.keys["other"])
         [letter] = ids(acme.get("/v1/dead-letters"))
         acme.post(f"/v1/dead-letters/{letter}/discard")
@@ -92,7 +90,7 @@ def test_the_number_of_long_polls_is_bounded(postgres, waits):
 
 
 def test_long_polls_do_not_block_other_requests(postgres, waits):
-    with world.served(postgres, max_waiting=1, max_poll_s=60) as served:
+    with world.served(postgres, bounds=OFTEN, max_waiting=1, max_poll_s=60) as served:
         acme, other = served.client(served.keys["acme"]), served.client(served.keys["other"])
         both = []
         for _ in range(2):  # one after the other: until it waits, a request is under way
@@ -102,9 +100,9 @@ def test_long_polls_do_not_block_other_requests(postgres, waits):
     assert [ids(poll()) for poll in both] == [[], []]
 
 
-def test_a_long_poll_ends_when_its_key_is_revoked(postgres, waits, monkeypatch):
-    monkeypatch.setattr(admission, "CACHE_S", 0)
-    with world.served(postgres) as served, served.registry() as opened:
+def test_a_long_poll_ends_when_its_key_is_revoked(postgres, waits):
+    bounds = dataclasses.replace(OFTEN, key_cache_s=0)
+    with world.served(postgres, bounds=bounds) as served, served.registry() as opened:
         key = keys.create(opened, customer_id="other", scope=Scope.POLLER)
         client = served.client(key.text.reveal().decode())
         poll = in_background(lambda: client.get("/v1/dead-letters?wait_s=20"))
@@ -127,7 +125,7 @@ def test_a_disconnected_poller_gets_no_lease(served, poller, waits):
 
 
 def test_a_long_poll_may_exceed_the_request_timeout(postgres):
-    with world.served(postgres, request_timeout_s=0.5) as served:
+    with world.served(postgres, bounds=OFTEN, request_timeout_s=0.5) as served:
         assert ids(served.client(served.keys["other"]).get("/v1/dead-letters?wait_s=0.8")) == []
 
 

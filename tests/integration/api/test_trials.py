@@ -9,7 +9,6 @@ import pytest
 
 from delivery.config import settings
 from fanout.local import receiver
-from subscriptions_db.api.registry import test_events
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -90,15 +89,14 @@ def test_an_endpoint_gets_one_test_event_a_second(acme, listening, received):
     assert len(received) == 1
 
 
-@pytest.mark.parametrize("refused", [(0.01, 16, 429), (1000, 0, 503)])
-def test_a_refused_test_event_leaves_no_audit_entry(served, listening, received, monkeypatch, refused):
+@pytest.mark.parametrize(("bounds", "status"), [({"test_events_per_s": 0.01}, 429), ({"test_events_at_once": 0}, 503)])
+def test_a_refused_test_event_leaves_no_audit_entry(served, listening, received, bounds, status):
     """Regression: the audit log had an entry `test` for each request that got 429 or 503, although nothing was sent."""
-    acme, (max_per_s, max_at_once, status) = served.client(served.keys["acme"]), refused
-    monkeypatch.setattr(test_events, "MAX_PER_S", max_per_s)
-    endpoint = made(acme, url=f"{listening.url}/hook")
-    assert acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).status == 200
-    monkeypatch.setattr(test_events, "MAX_AT_ONCE", max_at_once)
-    answer = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {})
+    with world.beside(served, **bounds) as limited:
+        clients = [server.client(served.keys["acme"]) for server in (limited if status == 429 else served, limited)]
+        endpoint = made(clients[0], url=f"{listening.url}/hook")
+        first, answer = (client.post(f"/v1/endpoints/{endpoint['id']}/test", {}) for client in clients)
+    assert first.status == 200
     assert (answer.status, "nothing was sent" in answer.json["detail"]) == (status, True)
     actions = [entry["action"] for entry in served.audit(endpoint["id"])]
     assert (actions, len(received)) == (["create", "test"], 1)

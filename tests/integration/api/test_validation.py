@@ -15,7 +15,6 @@ from delivery.registry_model import EndpointStatus
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending.handshake import HandshakeState, Reply
 from fanout.admin import registry_commands
-from subscriptions_db.api.registry import test_events
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
 from tests.integration.api import world
@@ -291,14 +290,13 @@ def test_an_endpoint_gets_one_question_a_second(acme, receiver, made):
     assert len(receiver.asked) == 1
 
 
-@pytest.mark.parametrize("refused", [(0.01, 16, 429), (1000, 0, 503)])
-def test_a_refused_question_leaves_the_earlier_one_open(served, receiver, made, monkeypatch, refused):
+@pytest.mark.parametrize(("bounds", "status"), [({"test_events_per_s": 0.01}, 429), ({"test_events_at_once": 0}, 503)])
+def test_a_refused_question_leaves_the_earlier_one_open(served, receiver, made, bounds, status):
     """Regression: the refused question, which nobody got, had already ended the callback URL of the earlier one."""
-    acme, (max_per_s, max_at_once, status) = served.client(served.keys["acme"]), refused
-    monkeypatch.setattr(test_events, "MAX_PER_S", max_per_s)
-    validated(acme, made)
-    monkeypatch.setattr(test_events, "MAX_AT_ONCE", max_at_once)
-    answer = acme.post(f"{path(made)}/validate")
+    with world.beside(served, **bounds) as limited:
+        asked_first = limited if status == 429 else served
+        validated(asked_first.client(served.keys["acme"]), made)
+        answer = limited.client(served.keys["acme"]).post(f"{path(made)}/validate")
     assert (answer.status, "nothing was sent" in answer.json["detail"]) == (status, True)
     assert served.client(None).post(callback(receiver)).status == 200
     assert as_read(served, made)[0] is EndpointStatus.ACTIVE

@@ -18,6 +18,7 @@ import uvloop
 
 from delivery.config import oidc_settings, service_settings, settings
 from delivery.webhooks.http import guard
+from subscriptions_db import server_bounds
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.server import run
@@ -176,6 +177,7 @@ def served(
     kafka: settings.KafkaSettings = NO_KAFKA,
     source: settings.SourceSettings | None = None,
     oidc: oidc_settings.OidcSettings | None = None,
+    bounds: server_bounds.ServerBounds = server_bounds.DEFAULT,
     **api: Any,
 ) -> Iterator[Served]:
     """Serve the registry of DOCUMENT from a database of its own."""
@@ -211,20 +213,27 @@ def served(
             "publisher of t1": keys.create(opened, customer_id=None, scope=Scope.PUBLISHER, tenants=["t1"]),
         }
         opened.execute("delete from audit_log")  # of the commands
-    with running(config) as port:
+    with running(config, bounds) as port:
         texts = {name: key.text.reveal().decode() for name, key in made.items()}
         yield Served(port, url, config, texts)
 
 
 @contextlib.contextmanager
-def running(config: settings.Settings) -> Iterator[int]:
+def beside(served: Served, **bounds: float) -> Iterator[Served]:
+    """Serve the same database by a second server with other bounds."""
+    with running(served.config, server_bounds.ServerBounds(**bounds)) as port:
+        yield dataclasses.replace(served, port=port)
+
+
+@contextlib.contextmanager
+def running(config: settings.Settings, bounds: server_bounds.ServerBounds = server_bounds.DEFAULT) -> Iterator[int]:
     """Serve the API on a thread of its own; yield the port."""
     loop, stop, port = uvloop.new_event_loop(), asyncio.Event(), 0
     ready = threading.Event()
 
     async def serve() -> None:
         nonlocal port
-        async with run.serving(config, threading.Event()) as port:
+        async with run.serving(config, threading.Event(), bounds) as port:
             ready.set()
             await stop.wait()
 

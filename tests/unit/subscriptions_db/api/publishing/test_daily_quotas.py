@@ -41,10 +41,10 @@ class Postgres:
 class Process:
     """The quotas of one process, on a clock of the test."""
 
-    def __init__(self, postgres, max_per_day=10):
+    def __init__(self, postgres, max_per_day=10, **bounds):
         self.now = NOON
         self.quotas = daily_quotas.DailyQuotas(
-            max_per_day, postgres.add, now=lambda: self.now, write_after_s=0, retry_after_s=0
+            max_per_day, postgres.add, now=lambda: self.now, write_after_s=0, retry_after_s=0, **bounds
         )
 
     async def publish(self, tenants):
@@ -245,11 +245,9 @@ def test_each_process_counts_unregistered_tenants_alone(postgres):
     assert postgres.events == {}
 
 
-def test_a_process_remembers_a_bounded_number_of_sums(postgres, monkeypatch):
-    monkeypatch.setattr(daily_quotas, "MAX_TENANTS", 3)
-
+def test_a_process_remembers_a_bounded_number_of_sums(postgres):
     async def run():
-        process = Process(postgres)
+        process = Process(postgres, max_tenants=3)
         postgres.own = {f"t{n}": 20 for n in range(9)}
         for n in range(9):
             await process.publish([f"t{n}"])
@@ -259,11 +257,9 @@ def test_a_process_remembers_a_bounded_number_of_sums(postgres, monkeypatch):
     asyncio.run(run())
 
 
-def test_without_postgres_a_process_keeps_a_bounded_number_of_counts(postgres, monkeypatch):
-    monkeypatch.setattr(daily_quotas, "MAX_PENDING", 3)
-
+def test_without_postgres_a_process_keeps_a_bounded_number_of_counts(postgres):
     async def run():
-        process = Process(postgres)
+        process = Process(postgres, max_pending=3)
         postgres.is_away = True
         for n in range(9):
             await process.publish([f"t{n}"])

@@ -17,10 +17,9 @@ from tests.support.fakes import Clock
 
 
 @pytest.fixture
-def publisher(monkeypatch):
-    monkeypatch.setattr(publish_handler, "MAX_BYTES", 10_000)
+def publisher():
     config = settings.Settings.model_validate({"api": {"max_body_bytes": 6000}})
-    made = publish_handler.Publishing(config, None, None)
+    made = publish_handler.Publishing(config, None, None, max_bytes=10_000)
     yield made
     made.close()
 

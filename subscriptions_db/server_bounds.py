@@ -1,0 +1,36 @@
+"""State the bounds of one process of the API that are not settings. Pure.
+
+Runs in the API. A test that needs other bounds serves the API with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerBounds:
+    """Times, rates and numbers of one process that operators do not set."""
+
+    connection_wait_s: float = 2.0
+    """Seconds a request waits for a connection to Postgres before its answer is 503. While Postgres is away, every request that
+    needs Postgres waits this long."""
+    sending_s: float = 60.0
+    """Seconds to send an answer; then the connection is aborted. aiohttp would wait for ever for a client that does not read. A
+    page has 1 MiB, but a single dead letter may be larger."""
+    key_cache_s: float = 3.0
+    """Seconds for which the principal of an API key is cached, and so the longest that a revoked key still works. docs/api.md
+    promises 5 s."""
+    poll_every_s: float = 1.0
+    """Seconds between two tries of a long poll. Notifications of Postgres would not help: an expired lease causes none."""
+    provider_read_every_s: float = 10.0
+    """Least seconds between the starts of two reads of the keys of the OpenID Connect provider. Tokens with invented key ids
+    must not make the API flood the provider."""
+    test_events_per_s: float = 1.0
+    """Test events and questions a second to one endpoint. More could attack a server from our addresses."""
+    test_events_at_once: int = 16
+    """Maximum test events and questions in flight."""
+
+
+DEFAULT = ServerBounds()
+"""The bounds of `fanout serve`."""
