@@ -149,8 +149,8 @@ class RetryDecision:
 def behind_ms(arrived: Iterable[shard_state.Arrived], now_ms: int) -> int:
     """Return by how many ms the lane is behind in the retries topic; 0: it has read all records that were written by `now_ms`.
 
-    The partition that is furthest behind counts, because a report or a completion may be in any. Spark reads records of each
-    partition that has some. So without a record there is no partition that is behind.
+    The partition that is furthest behind counts, because any partition may have a report or a completion. A micro-batch reads
+    every partition with unread records. So a partition without a record in the micro-batch is not behind.
     """
     read_until = (_time.unpack(row.value)[0] for row in arrived if not row.key)
     return max(0, now_ms - min(read_until, default=now_ms))
