@@ -1,9 +1,9 @@
 """Build the lanes, run each on a thread of its own, and end all when one fails.
 
 Runs on the driver. Each lane is a streaming query with its own checkpoint folder and its own scheduler pool. So no lane queues
-behind another lane's whole micro-batch. When one lane ends by itself, all lanes end; with `once`, only when one
-fails. Then the process ends, and the process manager restarts it. If the other lanes continued, the process would look healthy
-and deliver only a part.
+behind another lane's whole micro-batch. When one lane ends by itself, all lanes end. With `once`, the others end early only if
+a lane fails. Then the process ends, and the process manager restarts it. If the other lanes continued, the process would look
+healthy and deliver only a part.
 """
 
 from __future__ import annotations
