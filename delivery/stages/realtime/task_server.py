@@ -139,7 +139,7 @@ class TaskServer:
     def positions(self) -> dict[str, dict[int, int]]:
         """For each topic and partition: the offset below which all results are written.
 
-        It begins at the query's start offset. Reports of tasks move it forward, and `reach` does.
+        The offset begins at the query's start offset. Reports of tasks and `reach` move it forward.
         """
         positions: dict[str, dict[int, int]] = {}
         with self._lock:
