@@ -29,7 +29,7 @@ LEADERS_WITHIN_S = 60
 """Seconds for new topics to get leaders. A broker that had just created 2,000 other topics took more than 10."""
 RETRIES_TOPIC_CONFIG = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
 """Configuration of a new retries topic: the topic takes the largest batch, and keeps records forever. Records that expire
-unread are lost events, so a retention that an operator sets must be longer than any standstill of the retry lane."""
+unread are lost events. So a retention that an operator sets must be longer than any standstill of the retry lane."""
 
 
 def ensure_all(config: settings.Settings) -> None:
@@ -60,7 +60,7 @@ def prepare(config: settings.Settings) -> None:
 def require_apart(config: settings.Settings) -> None:
     """Raise SettingsError if the job would read one of its own topics of results as a topic of events.
 
-    In the topics of attempts and of rejected records this would never end: a result that the job reads makes a further result.
+    With the topic of attempts or of rejected records the job would never end: each result that the job reads makes another.
     """
     pattern = config.source.topic_pattern
     if own := [name for name in of_results(config.delivery) if topic_pattern.matches(pattern, name)]:
