@@ -15,7 +15,8 @@ LEASE_S = 15.0
 """Seconds without a change of the record after which another driver may take the Lease: kube-controller-manager's value."""
 RENEW_DEADLINE_S = 10.0
 """Seconds without a successful renewal after which the holder kills itself and its JVM. The 5 s up to LEASE_S cover two delays.
-Workers of a killed JVM send for up to 2 s more (docs/adr/0022), and two clocks do not run at exactly the same speed."""
+Workers of a killed JVM end their requests in flight for up to 2.5 s more (lane_driver.DRAIN_S). Two clocks do not run at
+exactly the same speed."""
 RETRY_S = 2.0
 """Seconds between two renewals, or two reads of another driver's Lease: four renewals are tried before the deadline."""
 

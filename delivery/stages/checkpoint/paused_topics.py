@@ -34,7 +34,7 @@ FILE = "paused-topics.json"
 """Name of the file with the paused topics, in a lane's checkpoint folder."""
 ASK_S, MAX_ASK_S = 3.0, 60.0
 """Seconds between two requests to the schema registry, at first and at most. A pause that begins less than STEADY_S after the
-end of the last pause doubles the seconds: each pause delays the other topics, by `schema_registry.wait_s` and a new query."""
+end of the last pause doubles them. Each pause delays the other topics, by `schema_registry.wait_s` and a new query."""
 STEADY_S = 120.0
 """Seconds without a pause after which the seconds between two requests are ASK_S again."""
 POLL_S = 0.1
