@@ -92,7 +92,7 @@ class SourceSettings(Area):
     """The records at which a lane's first start begins: `earliest`, the first record of each topic, or `latest`, only records
     that come later. A topic that is found later is always read from its first record, and so is the retries topic."""
     max_events_per_batch: Annotated[int, Field(gt=0)] = 20_000
-    """Most events in a micro-batch of the direct lane, and of the real-time lane while it catches up; most records in a
+    """Most events in a micro-batch of the direct lane, and of the real-time lane while it catches up. Also most records in a
     micro-batch of the retry lane. The number bounds the memory, and the time until a change of the registry takes effect."""
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
     """Most bytes of a record's value and headers. A larger record goes to the topic of rejected records. A dead letter carries
@@ -152,7 +152,7 @@ class DeliverySettings(Area):
 
     attempt_timeout_s: Seconds = 2
     """Total time of one attempt in a fast lane (direct, batch or real-time). It begins with the DNS look-up, and ends with the
-    last byte of the response that is read. In the retry lane the endpoint's `timeout_s` holds. When an endpoint suddenly stops
+    last byte of the response that is read. In the retry lane the endpoint's `timeout_s` holds. When an endpoint stops
     answering, the fast lanes send it nothing for twice this time. Its deliveries go to the retry lane."""
     lane_deadline_s: Seconds = 3
     """Queue timeout. It begins when each delivery that is left in the micro-batch waits for its own endpoint: for answers to
@@ -235,25 +235,25 @@ class BatchSettings(Area):
     with another number."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
     """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. A batch leaves before
-    `max_wait_s` has passed: up to twice this time earlier, and earlier by a further part of `max_wait_s`, up to a tenth and at
-    most 10 s, which is fixed for each endpoint. If `max_wait_s` is at most twice this time, the batch
-    leaves with each micro-batch. A batch leaves late if micro-batches take longer than this time: by the excess of two
-    micro-batches, the one in which the batch becomes due and the one that sends it."""
+    `max_wait_s` has passed, for two reasons. (1) It may leave up to twice this time before it is due. (2) It is due earlier by
+    a time that is fixed for its endpoint: at most a tenth of `max_wait_s`, and at most 10 s. If `max_wait_s` is at most twice
+    this time, events leave in the micro-batch that reads them. A batch leaves late if micro-batches take longer than this time.
+    The delay is the excess of two micro-batches: the one in which the batch becomes due, and the one that sends it."""
     max_events_per_micro_batch: Annotated[int, Field(gt=0)] = 100_000
     """Most events in a micro-batch of this lane. The number matters when the lane is behind. A larger number makes fewer and
     larger batches and needs less CPU, but more memory, and a change of the registry takes effect later. 100,000 events of
     450 bytes take 0.4 GB a worker with two tasks, 400,000 take 0.9 GB (docs/adr/0030-more-at-a-time.md)."""
     ticks_topic: str = "fanout.ticks"
-    """Topic with one partition in which the job wakes this lane: when a batch is due and no event comes, and after each 45 s
-    without a micro-batch. The topic must not match `source.topic_pattern`."""
+    """Topic with one partition in which the job wakes this lane. The job does so when a batch is due and no event comes, and
+    after each 45 s without a micro-batch. The topic must not match `source.topic_pattern`."""
 
 
 class RetrySettings(Area):
     """The retry lane: its state, and the interval of its micro-batches. Each endpoint has its own schedule and timeout."""
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
-    """Parts of the lane's state (shards), as `batch.shards`. Each shard takes 0.06 CPU seconds of a micro-batch: on
-    two cores, two shards are enough."""
+    """Parts of the lane's state (shards), with the rules of `batch.shards`. Each shard takes 0.06 CPU seconds of a micro-batch:
+    on two cores, two shards are enough."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 1
     """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. While the lane has work,
     each micro-batch takes CPU from the other lanes. Ordered deliveries to an endpoint need at least one micro-batch each."""
@@ -270,7 +270,7 @@ class RetrySettings(Area):
     max_pending: Annotated[int, Field(gt=0)] = 200_000
     """Most events that wait in this lane for one endpoint. Further events become dead letters, reason `no_room`."""
     ticks_topic: str = "fanout.retry-ticks"
-    """Topic in which the job wakes this lane, as `batch.ticks_topic`."""
+    """Topic in which the job wakes this lane, with the rules of `batch.ticks_topic`."""
     disable_after_s: Seconds = 432_000
     """An endpoint that has failed for this time and a further eighth of it, and accepted nothing meanwhile, is disabled. Its
     events keep waiting. The eighth is added because the fast lanes report that an endpoint accepts requests only once in an
@@ -302,7 +302,7 @@ class SparkSettings(Area):
     """The application's name."""
     checkpoint: str = ".fanout/checkpoint"
     """Folder or URL with each lane's progress and state. If its content is lost, the lanes begin without state, at
-    `source.starting_offsets`, and the retry lane at the first record of its topic."""
+    `source.starting_offsets`. The retry lane begins at the first record of its topic."""
     checkpoint_lease: Annotated[str, _LEASE_NAME] = ""
     """Name of a Kubernetes Lease in the driver pod's namespace. A driver uses the checkpoint only while it holds the Lease, and
     a second driver waits. Empty: no Lease; file locks in the folder keep a second driver out."""
@@ -310,8 +310,8 @@ class SparkSettings(Area):
     """Tasks of a micro-batch, for any number of topics. Set it to the number of executor cores."""
     trigger_interval_s: Annotated[float, Field(ge=0)] = 0
     """Time from one micro-batch of the direct lane to the next; 0 starts the next as soon as the last has ended. A longer time
-    saves CPU and adds about half of itself to the latency: with 500 topics, 0.25 saves a third of the JVM's CPU, and nearly
-    all of it while no events come (docs/benchmarks/2026-11-25-at-scale.md)."""
+    saves CPU and adds about half of itself to the latency. With 500 topics, 0.25 saves a third of the JVM's CPU. While no
+    events come, it saves nearly all of that CPU (docs/benchmarks/2026-11-25-at-scale.md)."""
     driver_memory: str = "2g"
     """Heap of the driver's JVM."""
     ui: bool = False
