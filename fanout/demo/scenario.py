@@ -39,7 +39,7 @@ HANGING_ENDPOINT = "endpoint-8"
 RECOVERING_ENDPOINTS = {"endpoint-9", "batches-recovering"}
 """Endpoints that answer 503 until the registry changes."""
 DISABLED_ENDPOINT = "endpoint-13"
-"""Endpoint that is disabled from begin to end."""
+"""Endpoint that is disabled during the whole demo."""
 GIVE_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
 """Retry settings of endpoints whose deliveries are to be given up during the demo, which cannot retry for days."""
 RETRY_OFTEN = {"schedule_s": [1, *[2] * 20]}

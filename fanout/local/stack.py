@@ -30,8 +30,8 @@ DEVELOPMENT = {
     "allow_ports": [],
     "unlimited_hosts": ["127.0.0.1", "localhost"],
 }
-"""Settings for receivers on this machine: the address guard permits them without TLS and on any port, and the limits for each
-host do not hold for them."""
+"""Settings for receivers on this machine. The address guard permits them without TLS and on any port. The limits for each host
+do not hold for them."""
 
 
 class Stack:

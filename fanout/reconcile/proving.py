@@ -137,7 +137,7 @@ class _Reading:
         return known
 
     def _with_runs(self, extent: topic_scanner.Extent) -> topic_scanner.Extent:
-        """Return the extent, begun early enough for every judged range of offsets, as far as Kafka still has the records."""
+        """Return the extent, with a start at or before every judged range of offsets, as far as Kafka still has the records."""
         first = self.evidence.first_offset(extent.place, self._since_ms or 0)
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 

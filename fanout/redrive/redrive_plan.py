@@ -9,8 +9,8 @@ to the attempts topic after Kafka has confirmed the record. So a command that di
 repetition repeats nothing. A dead letter can be enqueued twice, with the same `webhook-id` in both requests, in two cases:
 
 1. Two redrives run at the same time.
-2. `fanout archive` redrives a dead letter that Postgres does not mark as redriven yet: the archive has not read the command's
-   note, or it died after Kafka had confirmed the record and before it could mark the dead letter.
+2. `fanout archive` redrives a dead letter that Postgres does not mark as redriven yet. Either the archive has not read the
+   command's note, or it died between Kafka's confirmation of the record and the mark in Postgres.
 """
 
 from __future__ import annotations
