@@ -187,7 +187,7 @@ def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
 
 
 def bad_records() -> list[publishing.Message]:
-    """Return records that are no events of an active tenant. The job must reject each of them, and delay no event for that."""
+    """Return records that are no events of an active tenant. The job must reject each of them without delaying any event."""
     topic = TOPIC_PREFIX + EVENT_TYPES[0]
     values = [
         b"not JSON",

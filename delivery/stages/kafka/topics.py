@@ -137,7 +137,7 @@ def require_room(kafka: settings.KafkaSettings, name: str) -> None:
 def unavailable(kafka: settings.KafkaSettings, exc: KafkaException, wish: str) -> errors.KafkaUnavailable:
     """Return the error for a request to Kafka that failed: Kafka does not answer, or a broker refuses the request.
 
-    `wish` says after the words "a request" what was wanted, such as `to list topics`.
+    `wish` follows the words "a request" in the message, such as `to list topics`.
     """
     error: KafkaError = exc.args[0]
     if error.code() < 0:  # librdkafka's own errors; a broker's errors have positive codes

@@ -42,7 +42,10 @@ class RunnableLane(Protocol):
     """A lane: the direct, batch, retry or real-time lane."""
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
-        """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled."""
+        """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
+
+        Raise LaneFailed if the lane's query ended and a restart would not help.
+        """
 
 
 class RegistrySupply(Protocol):
