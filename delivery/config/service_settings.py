@@ -105,7 +105,7 @@ class ApiSettings(Area):
     """Most events a second that one API key publishes, in each process. A fifth of this number may come at once, the rest
     evenly. A request that begins within the rate is accepted whole. Later requests are answered with 429 until the rate covers
     all accepted events. A request counts at least one event for each KiB of its body. If its checks take half a second of CPU
-    time, it counts at least the events of one second."""
+    time, it counts at least as many events as the rate permits in a second."""
     max_tenant_events_per_s: Annotated[float, Field(ge=0)] = 0
     """Most events a second that all API keys together publish for one tenant, in each process. A fifth of this number may come
     at once, the rest evenly. A request whose tenants are all within their rate is accepted whole. Later requests for these

@@ -55,7 +55,8 @@ class CompletedWork:
         """Return the keys of the deliveries and leases that a task must not repeat. Called in the task.
 
         `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 reads nothing. Only an earlier run of the whole
-        micro-batch can have handled its records, and `known` has the results of that run. Later attempts read the topics.
+        micro-batch can have handled the task's records, and `known` has the results of that run. Later attempts read the
+        topics.
         """
         return self.known if attempt_number == 0 else self.known | read(self)
 

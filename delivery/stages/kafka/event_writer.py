@@ -59,7 +59,7 @@ class WriteEvents(Protocol):
     """A function that writes records. Called in the task's worker. Survives pickling."""
 
     def __call__(self, records: Sequence[batch_records.EventRecord], /) -> Mapping[int, str]:
-        """Write records, and wait for Kafka's answers. Return why Kafka refuses records for good, by their places in `records`.
+        """Write records, and wait for Kafka's answers. Return a reason for each record refused for good, by its place.
 
         Raise KafkaUnavailable if a record could not be written, and may be written later.
         """

@@ -23,7 +23,7 @@ TIMEOUT_S = 5.0
 
 
 def watch_all(config: settings.Settings, watches: Mapping[str, health.Watch], stop: threading.Event) -> None:
-    """Call `watch` for each lane, with its watch from `watches`."""
+    """Call `watch` for each lane in `watches`."""
     for lane, lane_watch in watches.items():
         watch(config, lane, lane_watch, stop)
 

@@ -60,7 +60,7 @@ def prepare(config: settings.Settings) -> None:
 def require_apart(config: settings.Settings) -> None:
     """Raise SettingsError if the job would read one of its own topics of results as a topic of events.
 
-    With the topic of attempts or of rejected records the job would never end: each result that the job reads makes another.
+    In the topics of attempts and of rejected records, each result that the job reads would make another, without end.
     """
     pattern = config.source.topic_pattern
     if own := [name for name in of_results(config.delivery) if topic_pattern.matches(pattern, name)]:

@@ -49,7 +49,7 @@ class Load:
 
     @property
     def published(self) -> int:
-        """Records handled since the start of the process, plus records waiting. Only differences of two values count."""
+        """Records handled since the process started, plus records waiting. Only a difference of two values has a meaning."""
         return self.handled + (self.lag or 0)
 
 

@@ -30,8 +30,8 @@ from delivery.webhooks.scheduling import background_attempts
 STAGE_IS_OVER = "failed the maximum allowable number of times: 1"
 """Part of Spark's error message when shuffled rows are gone with an executor. `spark.stage.maxConsecutiveAttempts` is 1."""
 NO_ROWS = T.StructType([T.StructField("nothing", T.BooleanType())])
-"""Schema of a task's rows for Spark: a task returns none, because it writes its results to Kafka itself. The JVM would parse a
-schema that is a text in each micro-batch."""
+"""Schema of a task's rows for Spark: a task returns none, because it writes its results to Kafka itself. If the schema were a
+text, the JVM would parse it in each micro-batch."""
 LAST_FLUSH_S = 1.0
 """Seconds that a failing task waits for Kafka to confirm its last rows."""
 
