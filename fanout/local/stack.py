@@ -37,8 +37,8 @@ do not hold for them."""
 class Stack:
     """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first.
 
-    Raise LocalStackError if a server does not start, if the jars cannot be downloaded, if the port is in use, or if another
-    process uses the folder.
+    Raise LocalStackError if a server does not start, or the jars cannot be downloaded. Also raise it if the port is in use, or
+    another process uses the folder.
     """
 
     def __init__(self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False) -> None:

@@ -350,8 +350,8 @@ class _Walk:
     def _missing(self, handled: HandledRange, events: Mapping[int, str | None]) -> list[tuple[int, Recipient]]:
         """Return the deliveries that are probably missing in a range.
 
-        An event of the range is probably due to a recipient if another event of its type in the range was due to that
-        recipient. If no topic names a recipient for the range, return all its events, with NOBODY.
+        If one event of the range was due to a recipient, the other events of its type in the range probably were, too. If no
+        topic names a recipient for the range, return all its events, with NOBODY.
         """
         named: dict[Recipient, set[int]] = {}
         for offset, recipient, _ in self._evidence.statements(self._place, handled.first, handled.last):

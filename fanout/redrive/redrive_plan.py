@@ -43,8 +43,8 @@ ATTEMPT_BYTES = 1024 + 256
 HISTORY_BYTES = retry_messages.MAX_HISTORY * ATTEMPT_BYTES
 """Estimated bytes of the attempt history of one request."""
 MAX_RECORD_BYTES = publishing.MAX_RECORD_BYTES - 2 * HISTORY_BYTES
-"""Maximum bytes of the events of one request in a record, and of their notes, so that the Kafka client takes the record. A
-larger dead letter gets a request of its own."""
+"""Maximum bytes of the events of one request in a record, notes included. So the Kafka client takes the record. A larger dead
+letter gets a request of its own."""
 LetterPlace = tuple[Place, int] | int
 """Where a dead letter is: partition and offset in the dead-letter topic, or its position in the archive. In the archive, two
 dead letters may have one offset, because the dead-letter topic was recreated."""

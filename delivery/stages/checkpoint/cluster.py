@@ -1,8 +1,8 @@
 """Read, create and update one Kubernetes Lease, by the service account of this pod.
 
-Runs on the driver, and in commands that change the checkpoint. Uses the standard library's HTTPS client: a client package costs
-15 to 160 MB in the image and 0.5 to 1 s of each start (docs/adr/0039). Each request opens its own connection. A failed request
-is not retried here: the caller decides whether and when to retry. Proxies that the environment names are not used.
+Runs on the driver, and in commands that change the checkpoint. Uses the standard library's HTTPS client. A client package would
+cost 15 to 160 MB in the image and 0.5 to 1 s of each start (docs/adr/0039). Each request opens its own connection. A failed
+request is not retried here: the caller decides whether and when to retry. Proxies that the environment names are not used.
 """
 
 from __future__ import annotations

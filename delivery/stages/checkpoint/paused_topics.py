@@ -1,4 +1,4 @@
-"""Leave topics out of a lane while a schema of their records cannot be read, and continue at the first waiting record later.
+"""Leave topics out of a lane while a schema of their records cannot be read. Later, continue at their first waiting records.
 
 Runs on the driver. A task pauses the partition of a record whose schema cannot be read (delivery.webhooks.routing.intake), and
 handles all other partitions. Spark commits the offsets of all partitions, the paused partition included. So the lane keeps the

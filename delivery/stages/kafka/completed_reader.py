@@ -1,9 +1,9 @@
 """Read from the result topics which deliveries an interrupted micro-batch had completed, so that they are not repeated.
 
 delivery.webhooks.results.completed_work interprets the result records. Runs on the driver before a query, and in an executor
-where Spark retries a task. The real-time lane also reads its offset receipts with this module. Must not import the
-settings: a worker that unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the worker. If Kafka
-does not answer `read`, the lane starts anyway, and deliveries whose results could not be read are repeated.
+where Spark retries a task. The real-time lane also reads its offset receipts with this module. Must not import the settings,
+for the reason in delivery.stages.kafka.sink: a worker that unpickles a CompletedWork imports this module. If Kafka does not
+answer `read`, the lane starts anyway, and deliveries whose results could not be read are repeated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Write the result rows of a task to their Kafka topics, from the worker process, while the task runs.
 
-Runs in the executors' Python workers. Must not import the settings: a worker that unpickles a sink imports this module, and
+Runs in the executors' Python workers. Must not import the settings. A worker that unpickles a sink imports this module, and
 pydantic would take 11 MB of the worker. Guarantee: at least once. A task succeeds only when Kafka has confirmed each of its
 rows. Otherwise the task fails, and its micro-batch is not committed. The rerun repeats the deliveries that the written rows do
 not cover (delivery.webhooks.results.completed_work). docs/adr/0015 says why the rows do not go through Spark.

@@ -1,7 +1,7 @@
 """Read the topics of events, and the retries topic, from Kafka as streaming frames.
 
-Runs on the driver. Guarantee relied upon: Spark writes the offsets of a micro-batch before the micro-batch runs, and reads
-exactly the same offsets again after a crash.
+Runs on the driver. Guarantee relied upon: Spark writes the offsets of a micro-batch before the micro-batch runs. After a crash
+Spark reads exactly the same offsets again.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def ensure(
     """Create those of the topics named `wanted` that do not exist, with this number of partitions and this `config`.
 
     Existing topics stay as they are. `config` has options of the topic, such as `retention.ms`; None: the broker's defaults.
-    Return when the new topics have leaders. Raise KafkaUnavailable if a broker refuses a request, if no broker answers within
-    TIMEOUT_S, or if a new topic has no leader within LEADERS_WITHIN_S.
+    Return when the new topics have leaders. Raise KafkaUnavailable if a broker refuses a request, or none answers within
+    TIMEOUT_S. Also raise it if a new topic has no leader within LEADERS_WITHIN_S.
     """
     admin = kafka_clients.admin(kafka)
     try:

@@ -182,8 +182,8 @@ def running(
 ) -> Iterator[SparkSession]:
     """Start Spark's JVM and a session by the settings, and end both with the context.
 
-    `besides` holds further settings of Spark. Raise SettingsError if this machine has no address for Spark, and LaneFailed if a
-    call inside the context failed because the JVM had ended.
+    `besides` holds further settings of Spark. Raise SettingsError if this machine has no address for Spark. Raise LaneFailed if
+    a call inside the context failed because the JVM had ended.
     """
     spark = start(config, libraries, besides)
     try:

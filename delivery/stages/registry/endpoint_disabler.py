@@ -2,7 +2,7 @@
 
 Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request to
 disable endpoints, and the thread writes these requests to Postgres. Guarantee: a request that is repeated while Postgres
-answers is written. A request that was last made more than STALE_S ago is dropped: the endpoint may have recovered, or an
+answers is written. A request that was last made more than STALE_S ago is dropped. The endpoint may have recovered, or an
 operator may have acted. If the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
 """
 

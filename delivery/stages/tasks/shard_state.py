@@ -116,9 +116,10 @@ _open_connections: collections.deque[Any] = collections.deque(maxlen=8)
 def _leave_open(connection: Any) -> None:
     """Keep a task's connection to its state open until this process has run some more tasks. Do not report the task's end.
 
-    The server of the state is a thread of the JVM (TransformWithStateInPySparkStateServer of Spark 4.1). If the worker reports
-    that the processor is closed, or closes its end of the connection, the server ends without closing the other end. So the JVM
-    would lose one socket in each task. The server closes its end if the end of the task interrupts the server while it reads.
+    The server of the state is a thread of the JVM (TransformWithStateInPySparkStateServer of Spark 4.1). Two acts of the worker
+    end the server while its end of the connection stays open: a report that the processor is closed, and closing the worker's
+    end. So the JVM would lose one socket in each task. The server closes its end if the end of the task interrupts the server
+    while it reads.
     """
     connection.set_handle_state = lambda _: None
     _open_connections.append(connection)
