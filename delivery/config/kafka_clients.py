@@ -1,7 +1,7 @@
 """Translate the Kafka settings into options of Spark's Java client and of librdkafka, and create librdkafka's clients.
 
-Runs on the driver, in the commands, in `fanout archive` and in the API. The options contain the password: pass them on, never
-log them. librdkafka checks the options when it creates a client, and its error may quote a value. So `admin`, `consumer` and
+Runs on the driver, in the commands, in `fanout archive` and in the API. The options contain the password, so never log them.
+The library librdkafka checks the options when it creates a client, and its error may quote a value. So `admin`, `consumer` and
 `producer` translate this error. Workers create their clients from the options of `for_librdkafka`, without the settings.
 """
 

@@ -1,6 +1,6 @@
-"""The settings areas of the lanes that keep state: what each of them has, and the wake-up topics of all.
+"""Define the settings that each lane with state has, and list the wake-up topics of these lanes.
 
-Used in every process.
+Runs on the driver, in the commands, in `fanout archive` and in the API.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ class LaneArea(Protocol):
 
 
 def wakeup_topics(config: settings.Settings) -> frozenset[str]:
-    """Return the wake-up topics of all lanes. Their records are not events."""
+    """Return the wake-up topics of all lanes that keep state. Records of these topics are not events."""
     areas = (getattr(config, name) for name in settings.Settings.model_fields)
     return frozenset(area.ticks_topic for area in areas if isinstance(area, LaneArea))

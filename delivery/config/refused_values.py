@@ -57,7 +57,7 @@ def explained(error: Any, words: Mapping[str, str], *, is_yaml: bool = False) ->
     """Return the message for one of pydantic's errors.
 
     `words` maps a field's pattern to the message for a value that does not match it. `is_yaml`: the value is from a YAML
-    document, so the message about an unexpected boolean says that YAML reads words such as `yes` as booleans.
+    document. The message about an unexpected boolean then says that YAML reads words such as `yes` as booleans.
     """
     kind, context = error["type"], error.get("ctx", {})
     if kind in _OTHERS:

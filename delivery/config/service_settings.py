@@ -104,8 +104,8 @@ class ApiSettings(Area):
     max_events_per_s: PerSecond = 10_000
     """Most events a second that one API key publishes, in each process. A fifth of this number may come at once, the rest
     evenly. A request that begins within the rate is accepted whole. Later requests are answered with 429 until the rate covers
-    all accepted events. A request counts at least one event for each KiB of its body, and for its CPU time: half a second of
-    CPU counts as a second of the rate."""
+    all accepted events. A request counts at least one event for each KiB of its body. If its checks take half a second of CPU
+    time, it counts at least as many events as the rate permits in a second."""
     max_tenant_events_per_s: Annotated[float, Field(ge=0)] = 0
     """Most events a second that all API keys together publish for one tenant, in each process. A fifth of this number may come
     at once, the rest evenly. A request whose tenants are all within their rate is accepted whole. Later requests for these

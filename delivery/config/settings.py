@@ -89,15 +89,15 @@ class SourceSettings(Area):
     topic_prefix: str = "events."
     """Prefix that is removed from a topic's name to get the event type, if the event itself has none."""
     starting_offsets: Literal["earliest", "latest"] = "earliest"
-    """The records at which a lane's first start begins: `earliest`, the first record of each topic, or `latest`, only records
-    that come later. A topic that is found later is always read from its first record, and so is the retries topic."""
+    """The records at which a lane's first start begins. `earliest`: the first record of each topic. `latest`: only records that
+    come later. A topic that is found later is always read from its first record, and so is the retries topic."""
     max_events_per_batch: Annotated[int, Field(gt=0)] = 20_000
-    """Most events in a micro-batch of the direct lane, and of the real-time lane while it catches up; most records in a
+    """Most events in a micro-batch of the direct lane, and of the real-time lane while it catches up. Also most records in a
     micro-batch of the retry lane. The number bounds the memory, and the time until a change of the registry takes effect."""
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
     """Most bytes of a record's value and headers. A larger record goes to the topic of rejected records. A dead letter carries
-    the event in base64, which adds a third, and must fit into Kafka's 1 MiB. So a payload that is not JSON may have at most
-    700,000 bytes as the JSON string that stands for it, headers included."""
+    the event in base64, which adds a third, and must fit into Kafka's 1 MiB. A payload that is not JSON counts as the JSON
+    string that stands for it. With headers, it may have at most 700,000 bytes."""
     tenant_of_topic: Annotated[str, pydantic.AfterValidator(with_one_group)] = ""
     """Python regular expression for topics that belong to one tenant each. Its one group is the tenant's id, as in
     `events\\.([^.]+)\\..+`. A topic that matches carries events of its tenant only; events of other
@@ -152,17 +152,17 @@ class DeliverySettings(Area):
 
     attempt_timeout_s: Seconds = 2
     """Total time of one attempt in a fast lane (direct, batch or real-time). It begins with the DNS look-up, and ends with the
-    last byte of the response that is read. In the retry lane the endpoint's `timeout_s` holds. When an endpoint suddenly stops
+    last byte of the response that is read. In the retry lane the endpoint's `timeout_s` holds. When an endpoint stops
     answering, the fast lanes send it nothing for twice this time. Its deliveries go to the retry lane."""
     lane_deadline_s: Seconds = 3
-    """Queue timeout. It begins when each delivery that is left in the micro-batch waits for its own endpoint: for answers to
-    earlier requests, or for `max_per_second`. When it ends, these deliveries are postponed to the retry lane, and the
-    micro-batch ends."""
+    """Queue timeout. It begins when each delivery that is left in the micro-batch waits for its own endpoint. Deliveries wait
+    for answers to earlier requests, or for `max_per_second`. When the timeout ends, these deliveries are postponed to the retry
+    lane, and the micro-batch ends."""
     patience_s: Seconds = 0.5
-    """Response deadline. When a micro-batch has nothing else to do, it waits for answers: for each endpoint as long as its
-    answers usually take, and never longer than this. Then the micro-batch ends. The attempts continue in the background, and
-    deliveries whose attempts fail go to the retry lane. A micro-batch does not wait only to make a quick retry. With the value
-    of `attempt_timeout_s` a micro-batch waits for all answers, and makes all quick retries."""
+    """Response deadline. When a micro-batch has nothing else to do, it waits for answers. For each endpoint it waits as long as
+    its answers usually take, and never longer than this. Then the micro-batch ends. The attempts continue in the background,
+    and deliveries whose attempts fail go to the retry lane. A micro-batch does not wait only to make a quick retry. With the
+    value of `attempt_timeout_s` a micro-batch waits for all answers, and makes all quick retries."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
     """Most attempts at a delivery in a fast lane (direct, batch or real-time). When a micro-batch has nothing else to do, it
     leaves further attempts to the retry lane."""
@@ -184,7 +184,7 @@ class DeliverySettings(Area):
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
     """Most requests in flight from one task to an endpoint without a `max_in_flight` of its own."""
     stop_within_s: Seconds = 20
-    """Time for attempts in flight to end when the job stops. The next start repeats an attempt that is cut off, so set this
+    """Time for attempts in flight to end when the job stops. The next start repeats an attempt that is cut off. So set this
     time to at least the longest `timeout_s` of an endpoint. The process manager must allow this time and one micro-batch."""
     max_connections: Annotated[int, Field(ge=0)] = 0
     """Most open connections of one worker process, idle ones included; beyond that the least recently used are closed.
@@ -235,25 +235,25 @@ class BatchSettings(Area):
     with another number."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
     """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. A batch leaves before
-    `max_wait_s` has passed: up to twice this time earlier, and earlier by a further part of `max_wait_s`, up to a tenth and at
-    most 10 s, which is fixed for each endpoint. If `max_wait_s` is at most twice this time, the batch
-    leaves with each micro-batch. A batch leaves late if micro-batches take longer than this time: by the excess of two
-    micro-batches, the one in which the batch becomes due and the one that sends it."""
+    `max_wait_s` has passed, for two reasons. (1) It may leave up to twice this time before it is due. (2) It is due earlier by
+    a time that is fixed for its endpoint: at most a tenth of `max_wait_s`, and at most 10 s. If `max_wait_s` is at most twice
+    this time, events leave in the micro-batch that reads them. A batch leaves late if micro-batches take longer than this time.
+    The delay is the excess of two micro-batches: the one in which the batch becomes due, and the one that sends it."""
     max_events_per_micro_batch: Annotated[int, Field(gt=0)] = 100_000
     """Most events in a micro-batch of this lane. The number matters when the lane is behind. A larger number makes fewer and
-    larger batches and needs less CPU, but more memory, and a change of the registry takes effect later. 100,000 events of
+    larger batches, and needs less CPU and more memory. A change of the registry then takes effect later. 100,000 events of
     450 bytes take 0.4 GB a worker with two tasks, 400,000 take 0.9 GB (docs/adr/0030-more-at-a-time.md)."""
     ticks_topic: str = "fanout.ticks"
-    """Topic with one partition in which the job wakes this lane: when a batch is due and no event comes, and after each 45 s
-    without a micro-batch. The topic must not match `source.topic_pattern`."""
+    """Topic with one partition in which the job wakes this lane. The job does so when a batch is due and no event comes, and
+    after each 45 s without a micro-batch. The topic must not match `source.topic_pattern`."""
 
 
 class RetrySettings(Area):
     """The retry lane: its state, and the interval of its micro-batches. Each endpoint has its own schedule and timeout."""
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
-    """Parts of the lane's state (shards), as `batch.shards`. Each shard takes 0.06 CPU seconds of a micro-batch: on
-    two cores, two shards are enough."""
+    """Parts of the lane's state (shards), with the rules of `batch.shards`. Each shard takes 0.06 CPU seconds of a micro-batch:
+    on two cores, two shards are enough."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 1
     """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. While the lane has work,
     each micro-batch takes CPU from the other lanes. Ordered deliveries to an endpoint need at least one micro-batch each."""
@@ -270,12 +270,12 @@ class RetrySettings(Area):
     max_pending: Annotated[int, Field(gt=0)] = 200_000
     """Most events that wait in this lane for one endpoint. Further events become dead letters, reason `no_room`."""
     ticks_topic: str = "fanout.retry-ticks"
-    """Topic in which the job wakes this lane, as `batch.ticks_topic`."""
+    """Topic in which the job wakes this lane, with the rules of `batch.ticks_topic`."""
     disable_after_s: Seconds = 432_000
     """An endpoint that has failed for this time and a further eighth of it, and accepted nothing meanwhile, is disabled. Its
     events keep waiting. The eighth is added because the fast lanes report that an endpoint accepts requests only once in an
     eighth of this time. Two exceptions: (1) An endpoint that was enabled within this time is not disabled. (2) After a silence
-    the count begins again. A silence is a time without a failure that is longer than half of this time, and longer than
+    the count begins again. A silence is a time without a failure. It is longer than half of this time, and longer than
     `max_probe_interval_s` plus two minutes. Lanes that run as applications of their own must have the same value."""
 
 
@@ -302,7 +302,7 @@ class SparkSettings(Area):
     """The application's name."""
     checkpoint: str = ".fanout/checkpoint"
     """Folder or URL with each lane's progress and state. If its content is lost, the lanes begin without state, at
-    `source.starting_offsets`, and the retry lane at the first record of its topic."""
+    `source.starting_offsets`. The retry lane begins at the first record of its topic."""
     checkpoint_lease: Annotated[str, _LEASE_NAME] = ""
     """Name of a Kubernetes Lease in the driver pod's namespace. A driver uses the checkpoint only while it holds the Lease, and
     a second driver waits. Empty: no Lease; file locks in the folder keep a second driver out."""
@@ -310,8 +310,8 @@ class SparkSettings(Area):
     """Tasks of a micro-batch, for any number of topics. Set it to the number of executor cores."""
     trigger_interval_s: Annotated[float, Field(ge=0)] = 0
     """Time from one micro-batch of the direct lane to the next; 0 starts the next as soon as the last has ended. A longer time
-    saves CPU and adds about half of itself to the latency: with 500 topics, 0.25 saves a third of the JVM's CPU, and nearly
-    all of it while no events come (docs/benchmarks/2026-11-25-at-scale.md)."""
+    saves CPU and adds about half of itself to the latency. With 500 topics, 0.25 saves a third of the JVM's CPU. While no
+    events come, it saves nearly all of that CPU (docs/benchmarks/2026-11-25-at-scale.md)."""
     driver_memory: str = "2g"
     """Heap of the driver's JVM."""
     ui: bool = False

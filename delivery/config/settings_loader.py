@@ -2,8 +2,8 @@
 
 Precedence, highest first:
 
-1. The environment: `FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file that holds the value, so
-   that a container's description shows no secret.
+1. The environment: `FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file that holds the value. With
+   a file, a container's description shows no secret.
 2. The TOML files. A file that `--config` or `FANOUT_CONFIG` names is the only one that is read. If no file is named, the files
    are `./fanout.toml`, and below it in precedence `./.fanout/local.toml`, which `fanout up` writes.
 3. The defaults of `delivery.config.settings`.
@@ -36,7 +36,7 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
     """Return the checked settings. Raise a SettingsError that names all wrong settings, or the first file that cannot be read.
 
     `config` is the file named on the command line; `root` is the folder of the default files. With a named file, the default
-    files are not read: a file that `fanout up` once wrote could open the address guard of a production job.
+    files are not read. Otherwise a file that `fanout up` once wrote could open the address guard of a production job.
     """
     named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
     if named is not None and not named.is_file():

@@ -88,7 +88,7 @@ def readiness(facts: Facts) -> ProbeAnswer:
 
 
 def worst_of(verdicts: Mapping[str, ProbeAnswer]) -> ProbeAnswer:
-    """Return the verdict on the process: the first lane's verdict that is not ok, else that of the first lane.
+    """Return the verdict on the process: the first verdict that is not ok; if all are ok, the first.
 
     `verdicts` has at least one verdict, by the name of the lane.
     """
@@ -169,7 +169,7 @@ class Watch:
     def observe(self, backlog: Backlog, *, is_source_up: bool = True) -> None:
         """Record the lag, and `is_source_up`: True if Kafka answered. Called every few seconds.
 
-        While the lane is paused, or Kafka does not answer, or a running lane has no lag, no time counts as a stall.
+        No time counts as a stall while the lane is paused, Kafka does not answer, or a running lane has no lag.
         """
         self.backlog, self._is_source_up = dataclasses.replace(backlog, at_s=self._clock()), is_source_up
         if not is_source_up or not should_progress(self._phase(), self._paused_for(), backlog.lag):

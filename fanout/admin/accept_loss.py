@@ -49,8 +49,9 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
     checkpoints, as at the start of the job. A checkpoint moves only after its audit entry. After a crash between the two, the
     next run finds and audits the loss again.
 
-    Raise CheckpointInUse if a job runs one of the lanes, SettingsError if the checkpoint cannot be written, LeaseRefused if the
-    Lease cannot be used, and KafkaUnavailable or RegistryUnavailable if Kafka or Postgres does not answer.
+    Raise CheckpointInUse if a job runs one of the lanes. Raise SettingsError if the checkpoint cannot be written, and
+    LeaseRefused if the Lease cannot be used. Raise KafkaUnavailable or RegistryUnavailable if Kafka or Postgres does not
+    answer.
     """
     own_lock = lock.Lock(config.spark, lanes)
     with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:

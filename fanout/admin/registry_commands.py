@@ -109,8 +109,8 @@ def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: 
 def known_types(config: settings.Settings) -> frozenset[str]:
     """Return the event types that have a topic: the names of the event topics, without `source.topic_prefix`.
 
-    The set is empty if Kafka does not answer within KAFKA_TIMEOUT_S, or refuses the request, or if its client cannot be created
-    from the settings.
+    The set is empty if Kafka does not answer within KAFKA_TIMEOUT_S, or refuses the request. It is also empty if the Kafka
+    client cannot be created from the settings.
     """
     try:
         names = topics.names(config.kafka, timeout_s=KAFKA_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """`fanout archive`: copy dead letters and attempts to Postgres, and run redrives, replays and operational events.
 
-Runs as its own process, so that delivery never waits for it. At each start, and after each pause for a server that was away,
-the process begins at the offsets that are committed in Postgres, so each record is archived once. One process is enough. Two at
+Runs as its own process, so that delivery never waits for it. The process begins at the offsets that are committed in Postgres:
+at each start, and after each pause for a server that was away. So each record is archived once. One process is enough. Two at
 once are safe, and do the same work twice.
 """
 

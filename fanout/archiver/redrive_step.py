@@ -1,7 +1,7 @@
 """Redrive the dead letters of the archive that customers requested over the API: enqueue them in the retry lane again.
 
-Runs in `fanout archive`. All dead letters of one page are enqueued together. So the dead letters of one batch go in one request
-again, if one page has all of them and the request is not too large (redrive_plan.MAX_REQUEST_BYTES).
+Runs in `fanout archive`. All dead letters of one page are enqueued together. The dead letters of one batch go in one request
+again if one page has all of them, and if the request is not too large (redrive_plan.MAX_REQUEST_BYTES).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs in `fanout archive`, between its writes: a step takes about STEP_S. Postgres records a chunk after Kafka has confirmed it.
 A process that dies in between repeats the chunk, with the same `webhook-id`s. `archive.replay_max_pending` bounds the enqueued
-deliveries without an outcome, because they wait in the retry lane, where live events of the endpoint also need space.
+deliveries without an outcome. They wait in the retry lane, where live events of the endpoint also need space.
 """
 
 from __future__ import annotations

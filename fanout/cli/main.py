@@ -132,7 +132,7 @@ def keys_generate() -> None:
 def keys_rotate(context: typer.Context) -> None:
     """Encrypt again, with the active key, every secret that is encrypted with another key.
 
-    Restart every API with this key first. If a second run prints 0, the other keys of the ring may be removed.
+    Restart every API with the active key first. If a second run prints 0, the other keys of the ring may be removed.
     """
     from fanout.admin import registry_commands  # noqa: PLC0415
 

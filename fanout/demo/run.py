@@ -45,11 +45,10 @@ OVERRIDES = {
 }
 """Settings of the job. Failing endpoints are probed often, because the demo takes about a minute."""
 START_TIMEOUT_S = 120
-"""Seconds without a new record in the topics that the ledger reads, after which the demo fails while the job and the API
-start."""
-QUIET_TIMEOUT_S = 60
-"""Seconds without a new record in the topics that the ledger reads, or without a polled dead letter, after which the demo
+"""Seconds for which the job and the API may start without a new record in the topics that the ledger reads. Then the demo
 fails."""
+QUIET_TIMEOUT_S = 60
+"""Seconds without a new record in the topics that the ledger reads, or without a polled dead letter. Then the demo fails."""
 PARTITIONS = 1
 """Partitions of each event topic."""
 

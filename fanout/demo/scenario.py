@@ -39,7 +39,7 @@ HANGING_ENDPOINT = "endpoint-8"
 RECOVERING_ENDPOINTS = {"endpoint-9", "batches-recovering"}
 """Endpoints that answer 503 until the registry changes."""
 DISABLED_ENDPOINT = "endpoint-13"
-"""Endpoint that is disabled from begin to end."""
+"""Endpoint that is disabled during the whole demo."""
 GIVE_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
 """Retry settings of endpoints whose deliveries are to be given up during the demo, which cannot retry for days."""
 RETRY_OFTEN = {"schedule_s": [1, *[2] * 20]}
@@ -187,7 +187,7 @@ def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
 
 
 def bad_records() -> list[publishing.Message]:
-    """Return records that are no events of an active tenant. The job must reject each of them, and delay no event for that."""
+    """Return records that are no events of an active tenant. The job must reject each of them without delaying any event."""
     topic = TOPIC_PREFIX + EVENT_TYPES[0]
     values = [
         b"not JSON",

@@ -70,7 +70,7 @@ AREAS = (
     ),
     Area(
         "delivery/stages",
-        "The Spark application. Runs on the driver; `tasks` runs in the executors.",
+        "The Spark application. Runs on the driver. `tasks` and parts of `kafka` and `realtime` run in the executors.",
         (
             "delivery.stages.jvm delivery.stages.class_sharing",
             "delivery.stages.local_address delivery.stages.pyspark_path delivery.stages.kafka",

@@ -163,9 +163,9 @@ def from_lines(
 ) -> Iterator[Message]:
     """Yield a message for each NDJSON line. Empty lines are skipped.
 
-    `topic` is the topic of all messages; None: each event's type names its topic. Raise RegistrationError with the number of a
-    line that is not JSON, that has no type where `topic` is None, or that the job would reject by `layout`. `layout` None: no
-    line is checked for that.
+    `topic` is the topic of all messages; None: each event's type names its topic. `layout` None: lines that the job would
+    reject are yielded too. Raise RegistrationError with the number of a wrong line. The line is not JSON, lacks a type that
+    must name the topic, or would be rejected by `layout`.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():

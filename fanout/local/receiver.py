@@ -161,9 +161,9 @@ class Receiver:
 
 
 def _batch(body: bytes) -> tuple[BatchEvent, ...] | None:
-    """Return the events of a body that looks like a batch: an array of objects with `source` and `id`; None for other bodies.
+    """Return the events of a body that is an array of objects with `source` and `id`; None for other bodies.
 
-    The payload of a single event in binary mode may look so too. It is then taken for a batch.
+    Such a body is taken for a batch, although it may be the payload of a single event in binary mode.
     """
     if not body.startswith(b"["):
         return None

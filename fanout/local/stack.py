@@ -30,15 +30,15 @@ DEVELOPMENT = {
     "allow_ports": [],
     "unlimited_hosts": ["127.0.0.1", "localhost"],
 }
-"""Settings for receivers on this machine: the address guard permits them without TLS and on any port, and the limits for each
-host do not hold for them."""
+"""Settings for receivers on this machine. The address guard permits them without TLS and on any port. The limits for each host
+do not hold for them."""
 
 
 class Stack:
     """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first.
 
-    Raise LocalStackError if a server does not start, if the jars cannot be downloaded, if the port is in use, or if another
-    process uses the folder.
+    Raise LocalStackError if a server does not start, or the jars cannot be downloaded. Also raise it if the port is in use, or
+    another process uses the folder.
     """
 
     def __init__(self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False) -> None:

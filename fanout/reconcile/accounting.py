@@ -6,7 +6,7 @@ Runs in `fanout` commands, the tests and the load tests. The proof has three par
    `Terms.from_first`, this holds from the partition's first record on, else from the lane's first receipt on.
 2. A receipt states how many deliveries of its range were due. By the topics of results, as many must have ended or wait.
 3. A delivery that waits in the retry lane is in the retries topic, with its expiry. A delivery that waits for its batch is in
-   no topic: the number of these is the due count of the receipt minus all named deliveries.
+   no topic. The number of such deliveries is the due count of the receipt minus all named deliveries.
 
 The topics cannot prove that the registry was right, nor that an endpoint still has what it accepted.
 """
@@ -350,8 +350,8 @@ class _Walk:
     def _missing(self, handled: HandledRange, events: Mapping[int, str | None]) -> list[tuple[int, Recipient]]:
         """Return the deliveries that are probably missing in a range.
 
-        If one event of the range was due to a recipient, the other events of its type in the range were probably due to it too.
-        If no topic names a recipient for the range, return all its events, with NOBODY.
+        If one event of the range was due to a recipient, the other events of its type in the range probably were, too. If no
+        topic names a recipient for the range, return all its events, with NOBODY.
         """
         named: dict[Recipient, set[int]] = {}
         for offset, recipient, _ in self._evidence.statements(self._place, handled.first, handled.last):

@@ -39,7 +39,7 @@ _FIRST_QUARTER = 80_000
 _CHUNK_BITS = 16
 """Number of low bits of the offset that a word has. The words of each 2**16 offsets are a chunk, which is sorted by itself."""
 _NO_EVENT, _OTHER_TYPE = 1, 0xFFFF
-"""Numbers that stand for no single event type: one for records that are not events, one for all types after the first
+"""Numbers that stand for no single event type. _NO_EVENT: a record that is not an event. _OTHER_TYPE: any type after the first
 65,533."""
 
 

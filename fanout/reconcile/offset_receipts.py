@@ -33,8 +33,8 @@ class Gap(NamedTuple):
 def effective(receipts: Sequence[HandledRange]) -> Effective:
     """Return the receipts in force; `receipts` are in the order in which they were written.
 
-    If an older receipt has other counts than the later receipts that replace it, `surplus_allowed` of each later receipt grows
-    by the due count of the older one.
+    An older receipt may have other counts than the later receipts that replace it. Then `surplus_allowed` of each later receipt
+    grows by the due count of the older one.
     """
     ranges: list[HandledRange] = []
     ends: list[int] = []  # negative: newest receipts usually have the highest offsets, and so are appended at the end

@@ -1,8 +1,8 @@
 """`fanout reconcile`: read the topics, account for every delivery, and show the account.
 
 Runs in `fanout` commands and the load tests. Changes nothing in Kafka, and the job may run meanwhile. Records of the last
-seconds are not judged. The attempts topic is read first, so that every record that it refers to is already in the topics that
-are read later.
+seconds are not judged. The attempts topic is read first. So every record to which it refers is already in the topics that are
+read later.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def reconcile(
 ) -> Proof:
     """Read the event topics and the topics that the job writes, and return the account of the lanes.
 
-    Receipts written less than `settle_s` seconds before the call, or later, are not judged, and the call takes at least
-    `settle_s` seconds. With `settle_s` 0 all are judged: the caller knows that the job is stopped. `since_ms` None: no receipt
-    is too old. Raise SettingsError if there is no attempts topic. Raise KafkaUnavailable, SchemaRegistryUnavailable or
-    RecordUnreadable if a topic cannot be read.
+    Receipts written less than `settle_s` seconds before the call, or later, are not judged. The call takes at least `settle_s`
+    seconds. With `settle_s` 0 all are judged: the caller knows that the job is stopped. `since_ms` None: no receipt is too old.
+    Raise SettingsError if there is no attempts topic. Raise KafkaUnavailable, SchemaRegistryUnavailable or RecordUnreadable if
+    a topic cannot be read.
     """
     with contextlib.closing(topic_scanner.Scanner(config.kafka, console)) as scanner:
         reading = _Reading(config, scanner, since_ms)
@@ -137,7 +137,7 @@ class _Reading:
         return known
 
     def _with_runs(self, extent: topic_scanner.Extent) -> topic_scanner.Extent:
-        """Return the extent, begun early enough for every judged range of offsets, as far as Kafka still has the records."""
+        """Return the extent, with a start at or before every judged range of offsets, as far as Kafka still has the records."""
         first = self.evidence.first_offset(extent.place, self._since_ms or 0)
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 

@@ -265,7 +265,7 @@ def redrive(
 
     Return how many dead letters were enqueued, or were left out because they were redriven before. With a `limit`, enqueue at
     most `limit` dead letters, the oldest. With `dry_run`, only count. `now_ms` None: the present time. Raise SettingsError if
-    there is no retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or writing fails: some dead letters may be
+    there is no retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or writing fails. Some dead letters may be
     enqueued then, and the next call leaves these out.
     """
     if not reader.has_retries_topic():

@@ -1,7 +1,7 @@
 """Enqueue dead letters in the retry lane, and write a note about each beside its retry entry and to the attempts topic.
 
-Runs in `fanout dead-letters redrive` and in `fanout archive`. Every redrive uses this module. redrive_plan.py makes the retry
-entries and the notes, and says when a dead letter can be enqueued twice.
+Runs in `fanout dead-letters redrive` and in `fanout archive`. Every redrive uses this module. The module redrive_plan makes the
+retry entries and the notes, and says when a dead letter can be enqueued twice.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ to the attempts topic after Kafka has confirmed the record. So a command that di
 repetition repeats nothing. A dead letter can be enqueued twice, with the same `webhook-id` in both requests, in two cases:
 
 1. Two redrives run at the same time.
-2. `fanout archive` redrives a dead letter that Postgres does not mark as redriven yet: the archive has not read the command's
-   note, or it died after Kafka had confirmed the record and before it could mark the dead letter.
+2. `fanout archive` redrives a dead letter that Postgres does not mark as redriven yet. Either the archive has not read the
+   command's note, or it died between Kafka's confirmation of the record and the mark in Postgres.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ ATTEMPT_BYTES = 1024 + 256
 HISTORY_BYTES = retry_messages.MAX_HISTORY * ATTEMPT_BYTES
 """Estimated bytes of the attempt history of one request."""
 MAX_RECORD_BYTES = publishing.MAX_RECORD_BYTES - 2 * HISTORY_BYTES
-"""Maximum bytes of the events of one request in a record, and of their notes, so that the Kafka client takes the record. A
-larger dead letter gets a request of its own."""
+"""Maximum bytes of the events of one request in a record, notes included. So the Kafka client takes the record. A larger dead
+letter gets a request of its own."""
 LetterPlace = tuple[Place, int] | int
 """Where a dead letter is: partition and offset in the dead-letter topic, or its position in the archive. In the archive, two
 dead letters may have one offset, because the dead-letter topic was recreated."""

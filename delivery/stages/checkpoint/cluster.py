@@ -1,8 +1,8 @@
 """Read, create and update one Kubernetes Lease, by the service account of this pod.
 
-Runs on the driver, and in commands that change the checkpoint. Uses the standard library's HTTPS client: a client package costs
-15 to 160 MB in the image and 0.5 to 1 s of each start (docs/adr/0039). Each request opens its own connection. A failed request
-is not retried here: the caller decides whether and when to retry. Proxies that the environment names are not used.
+Runs on the driver, and in commands that change the checkpoint. Uses the standard library's HTTPS client. A client package would
+cost 15 to 160 MB in the image and 0.5 to 1 s of each start (docs/adr/0039). Each request opens its own connection. A failed
+request is not retried here: the caller decides whether and when to retry. Proxies that the environment names are not used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KubernetesLease:
     """A client for one Lease at the API server. The Lease `name` may not exist yet.
 
     `read` and `write` raise Unavailable if the API server does not answer, or answers with an error that may pass. They raise
-    LeaseRefused if the API server refuses this pod, if the API server's certificate does not verify, or if the service
+    LeaseRefused if the API server refuses this pod or its certificate does not verify. They also raise it if the service
     account's files cannot be read.
     """
 

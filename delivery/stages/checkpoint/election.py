@@ -1,9 +1,8 @@
 """Decide which driver holds the Lease of a checkpoint. Pure: the caller passes its observations and the time.
 
 Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that the Lease names may use the
-checkpoint. The semantics are those of client-go's leader election. No clock of another machine is compared: each driver
-measures, on its own monotonic clock, how long ago it saw the record change. The clocks may differ by any amount, but must run
-at about the same speed.
+checkpoint. The semantics are those of client-go's leader election. Each driver measures, on its own monotonic clock, how long
+ago it saw the record change. The drivers' clocks may differ by any amount, but must run at about the same speed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ LEASE_S = 15.0
 """Seconds without a change of the record after which another driver may take the Lease: kube-controller-manager's value."""
 RENEW_DEADLINE_S = 10.0
 """Seconds without a successful renewal after which the holder kills itself and its JVM. The 5 s up to LEASE_S cover two delays.
-Workers of a killed JVM send for up to 2 s more (docs/adr/0022), and two clocks do not run at exactly the same speed."""
+Workers of a killed JVM end their requests in flight for up to 2.5 s more (lane_driver.DRAIN_S). Two clocks do not run at
+exactly the same speed."""
 RETRY_S = 2.0
 """Seconds between two renewals, or two reads of another driver's Lease: four renewals are tried before the deadline."""
 

@@ -21,7 +21,7 @@ class Lock:
     """The lock of this process on some lanes of a checkpoint.
 
     The constructor takes the file locks, and raises CheckpointInUse at once if another process has one of them. It raises
-    SettingsError if the checkpoint cannot be written, and LeaseRefused if a Lease is set and this process runs in no pod.
+    SettingsError if the checkpoint cannot be written. It raises LeaseRefused if a Lease is set and this process runs in no pod.
     """
 
     def __init__(self, config: settings.SparkSettings, lanes: Iterable[str]) -> None:
@@ -40,7 +40,7 @@ class Lock:
     def acquired(self, stop: threading.Event, *, is_patient: bool = True) -> Iterator[bool]:
         """Wait for the Lease, if one is set, and hold it inside the context. Yield True; False if `stop` was set before.
 
-        `is_patient` False: raise CheckpointInUse as soon as another driver renews the Lease; without a renewal, wait until the
+        `is_patient` False: raise CheckpointInUse as soon as another driver renews the Lease. Without a renewal, wait until the
         Lease expires. Raise LeaseRefused if the API server does not let this driver use the Lease. The Lease is released only
         after a graceful end. After a failure the workers may still be running, so the next driver waits for the expiry.
         """

@@ -54,7 +54,8 @@ def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> 
     2. The partition ends before the position: its topic was deleted and recreated, or its log was truncated. The lane reads the
        partition from its first record.
     3. The partition begins after the position: the records in between have expired.
-    4. The partition is new to a lane that has positions, and does not begin at 0: its first records have expired as well.
+    4. The lane has positions, but none for this partition, and the partition does not begin at 0: its first records have
+       expired.
     """
     kept: Positions = {}
     losses = []

@@ -1,4 +1,4 @@
-"""Leave topics out of a lane while a schema of their records cannot be read, and continue at the first waiting record later.
+"""Leave topics out of a lane while a schema of their records cannot be read. Later, continue at their first waiting records.
 
 Runs on the driver. A task pauses the partition of a record whose schema cannot be read (delivery.webhooks.routing.intake), and
 handles all other partitions. Spark commits the offsets of all partitions, the paused partition included. So the lane keeps the
@@ -34,7 +34,7 @@ FILE = "paused-topics.json"
 """Name of the file with the paused topics, in a lane's checkpoint folder."""
 ASK_S, MAX_ASK_S = 3.0, 60.0
 """Seconds between two requests to the schema registry, at first and at most. A pause that begins less than STEADY_S after the
-end of the last pause doubles the seconds: each pause delays the other topics, by `schema_registry.wait_s` and a new query."""
+end of the last pause doubles them. Each pause delays the other topics, by `schema_registry.wait_s` and a new query."""
 STEADY_S = 120.0
 """Seconds without a pause after which the seconds between two requests are ASK_S again."""
 POLL_S = 0.1

@@ -1,9 +1,9 @@
 """Read from the result topics which deliveries an interrupted micro-batch had completed, so that they are not repeated.
 
 delivery.webhooks.results.completed_work interprets the result records. Runs on the driver before a query, and in an executor
-where Spark retries a task. The real-time lane also reads its offset receipts with this module. Must not import the
-settings: a worker that unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the worker. If Kafka
-does not answer `read`, the lane starts anyway, and deliveries whose results could not be read are repeated.
+where Spark retries a task. The real-time lane also reads its offset receipts with this module. Must not import the settings,
+for the reason in delivery.stages.kafka.sink: a worker that unpickles a CompletedWork imports this module. If Kafka does not
+answer `read`, the lane starts anyway, and deliveries whose results could not be read are repeated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CompletedWork:
     def ended(self, attempt_number: int) -> frozenset[completed_work.Key]:
         """Return the keys of the deliveries and leases that a task must not repeat. Called in the task.
 
-        `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 reads nothing: only an earlier run of the whole
+        `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 reads nothing. Only an earlier run of the whole
         micro-batch can have handled the task's records, and `known` has the results of that run. Later attempts read the
         topics.
         """

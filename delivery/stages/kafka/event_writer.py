@@ -1,11 +1,11 @@
 """Write the events of batch records to their topics, and wait until Kafka has confirmed or refused each of them.
 
-Runs in the executors' Python workers. Must not import the settings, as delivery.stages.kafka.sink. Guarantee: at least once. A
-task that fails later writes the same events again, with the same ids.
+Runs in the executors' Python workers. Must not import the settings, for the reason in delivery.stages.kafka.sink. Guarantee: at
+least once. A task that fails later writes the same events again, with the same ids.
 
-The events have a producer of their own in each worker process. A producer that Kafka has refused a record is not to be trusted
-afterwards (sink._ToKafka), and Kafka may refuse events: the job may lack the right to write a topic, or a record may be too
-large for it. That must not touch the results of other records.
+The events have a producer of their own in each worker process. Kafka may refuse events: the job may lack the right to write a
+topic, or a record may be too large for it. After a refusal a producer cannot be trusted (sink._ToKafka), and results of other
+records must not depend on it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ FOR_GOOD = (
 )
 """Names of Kafka's errors after which the same record would be refused again."""
 GROUP_BYTES = 4 * 1024 * 1024
-"""Most bytes of the records that a task holds and writes at once, or one batch record. A task may read thousands of batch
-records with a thousand events each."""
+"""Most bytes of the records that a task holds and writes at once. A larger batch record is written alone. A task may read
+thousands of batch records with a thousand events each."""
 RECORD_BYTES = 128
 """Bytes of memory that a record takes beside its value, key and headers."""
 _OPTIONS: Mapping[str, str | int | float | bool] = {
@@ -59,7 +59,7 @@ class WriteEvents(Protocol):
     """A function that writes records. Called in the task's worker. Survives pickling."""
 
     def __call__(self, records: Sequence[batch_records.EventRecord], /) -> Mapping[int, str]:
-        """Write records, and wait until Kafka has confirmed them. Return why, by place, for each that it refuses for good.
+        """Write records, and wait for Kafka's answers. Return a reason for each record refused for good, by its place.
 
         Raise KafkaUnavailable if a record could not be written, and may be written later.
         """
@@ -95,7 +95,7 @@ class KafkaEventWriter:
 
 
 def to(client: Mapping[str, str | int | float | bool]) -> KafkaEventWriter:
-    """Return the WriteEvents that connects to Kafka with `client`, as `sink.to`."""
+    """Return the WriteEvents that connects to Kafka with `client`, the options of librdkafka."""
     return KafkaEventWriter(tuple(sorted(client.items())))
 
 

@@ -23,7 +23,7 @@ TIMEOUT_S = 5.0
 
 
 def watch_all(config: settings.Settings, watches: Mapping[str, health.Watch], stop: threading.Event) -> None:
-    """Start a thread for each lane that reports its lag to its watch, if the metrics are served or the executors are scaled."""
+    """Call `watch` for each lane in `watches`."""
     for lane, lane_watch in watches.items():
         watch(config, lane, lane_watch, stop)
 

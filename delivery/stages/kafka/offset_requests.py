@@ -32,8 +32,8 @@ def first_since(
 ) -> list[TopicPartition]:
     """Return, for each partition in `asked`, its first offset at or after a time. `asked` has this time in the offset field.
 
-    An offset below 0: no record was written since. Raise KafkaException if Kafka does not answer within `timeout_s`, refuses,
-    or if a partition has no leader at the time `until`, in monotonic seconds; None: after `timeout_s`.
+    An offset below 0: no record was written since. Raise KafkaException if Kafka does not answer within `timeout_s`, or
+    refuses. Also raise it if a partition has no leader at the time `until`, in monotonic seconds; None: after `timeout_s`.
     """
     until = time.monotonic() + timeout_s if until is None else until
     found: list[TopicPartition] = _while_leaders_move(until)(consumer.offsets_for_times, asked, timeout_s)

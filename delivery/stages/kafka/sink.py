@@ -1,6 +1,6 @@
 """Write the result rows of a task to their Kafka topics, from the worker process, while the task runs.
 
-Runs in the executors' Python workers. Must not import the settings: a worker that unpickles a sink imports this module, and
+Runs in the executors' Python workers. Must not import the settings. A worker that unpickles a sink imports this module, and
 pydantic would take 11 MB of the worker. Guarantee: at least once. A task succeeds only when Kafka has confirmed each of its
 rows. Otherwise the task fails, and its micro-batch is not committed. The rerun repeats the deliveries that the written rows do
 not cover (delivery.webhooks.results.completed_work). docs/adr/0015 says why the rows do not go through Spark.
@@ -36,7 +36,7 @@ _FLUSH_S = 1.0
 OPTIONS: Mapping[str, str | int | float | bool] = {
     "enable.idempotence": True,  # acknowledged by all replicas; a retry by the client neither repeats a row nor reorders two
     # With more than 1, a row can repeat in spite of idempotence. When a request after a failed one is refused, librdkafka
-    # renumbers all rows in flight, and a row that a killed broker had stored but not confirmed is stored again. Seen: 1 of
+    # renumbers all rows in flight. A row that a killed broker had stored but not confirmed is then stored again. Seen: 1 of
     # 3,600 events. One at a time was as fast.
     "max.in.flight.requests.per.connection": 1,
     "partitioner": "murmur2_random",  # as Java clients: the rows of an endpoint stay in one partition

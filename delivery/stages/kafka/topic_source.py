@@ -1,7 +1,7 @@
 """Read the topics of events, and the retries topic, from Kafka as streaming frames.
 
-Runs on the driver. Guarantee relied upon: Spark writes the offsets of a micro-batch before the micro-batch runs, and reads
-exactly the same offsets again after a crash.
+Runs on the driver. Guarantee relied upon: Spark writes the offsets of a micro-batch before the micro-batch runs. After a crash
+Spark reads exactly the same offsets again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from delivery.config import kafka_clients, settings, topic_pattern
 
 FETCH_WAIT_MS = "0"
 """Milliseconds for which a broker keeps a fetch that finds no record: none. Spark fetches the existing records and then asks
-for the partition's first and last offsets. That request waits behind the consumer's next fetch, so a broker that
-kept fetches would add this time to each micro-batch, for each partition (docs/adr/0026)."""
+for the partition's first and last offsets. That request waits behind the consumer's next fetch. A broker that kept fetches
+would add this time to each micro-batch, for each partition (docs/adr/0026)."""
 
 ASK_TIMEOUT_MS, ASK_TIMES = "20000", "10"
 """Milliseconds to wait for one answer of Kafka, and the number of tries. Spark asks for the end offsets by Java's admin client.
@@ -41,7 +41,7 @@ def read(
     without_realtime: bool = False,
     without: Collection[str] = (),
 ) -> DataFrame:
-    """Return the stream of records on the topics of `source.topic_pattern`, and on the topic `beside`; empty: none.
+    """Return the stream of records on the topics of `source.topic_pattern`, and on the topic `beside`, if one is named.
 
     Topics that are created later are included. A micro-batch has at most `at_most` records. `without_realtime` leaves out the
     topics of the real-time lane, and `without` the named topics.
@@ -88,8 +88,8 @@ def _events(
         "offset",
         F.unix_millis("timestamp").alias("appended_at_ms"),
         "value",
-        # As text: for an array, Spark's Arrow writer adds up all offsets again for every row, which took 40 % of the JVM's CPU
-        # (docs/benchmarks/). Most records have no headers.
+        # As text, because for an array Spark's Arrow writer adds up all offsets again for every row. That took 40 % of the
+        # JVM's CPU (docs/benchmarks/). Most records have no headers.
         F.to_json("headers").alias("headers"),
         *(["key"] if source.batch_records == "taken_apart" else []),  # the records of a batch's events get the batch's key
     )

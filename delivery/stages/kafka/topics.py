@@ -29,7 +29,7 @@ LEADERS_WITHIN_S = 60
 """Seconds for new topics to get leaders. A broker that had just created 2,000 other topics took more than 10."""
 RETRIES_TOPIC_CONFIG = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
 """Configuration of a new retries topic: the topic takes the largest batch, and keeps records forever. Records that expire
-unread are lost events, so a retention that an operator sets must be longer than any standstill of the retry lane."""
+unread are lost events. So a retention that an operator sets must be longer than any standstill of the retry lane."""
 
 
 def ensure_all(config: settings.Settings) -> None:
@@ -60,7 +60,7 @@ def prepare(config: settings.Settings) -> None:
 def require_apart(config: settings.Settings) -> None:
     """Raise SettingsError if the job would read one of its own topics of results as a topic of events.
 
-    In the topics of attempts and of rejected records this would never end: a result that the job reads makes a further result.
+    In the topics of attempts and of rejected records, each result that the job reads would make another, without end.
     """
     pattern = config.source.topic_pattern
     if own := [name for name in of_results(config.delivery) if topic_pattern.matches(pattern, name)]:
@@ -76,8 +76,8 @@ def ensure(
     """Create those of the topics named `wanted` that do not exist, with this number of partitions and this `config`.
 
     Existing topics stay as they are. `config` has options of the topic, such as `retention.ms`; None: the broker's defaults.
-    Return when the new topics have leaders. Raise KafkaUnavailable if a broker refuses a request, if no broker answers within
-    TIMEOUT_S, or if a new topic has no leader within LEADERS_WITHIN_S.
+    Return when the new topics have leaders. Raise KafkaUnavailable if a broker refuses a request, or none answers within
+    TIMEOUT_S. Also raise it if a new topic has no leader within LEADERS_WITHIN_S.
     """
     admin = kafka_clients.admin(kafka)
     try:
@@ -137,7 +137,7 @@ def require_room(kafka: settings.KafkaSettings, name: str) -> None:
 def unavailable(kafka: settings.KafkaSettings, exc: KafkaException, wish: str) -> errors.KafkaUnavailable:
     """Return the error for a request to Kafka that failed: Kafka does not answer, or a broker refuses the request.
 
-    `wish` says after the words "a request" what was wanted, such as `to list topics`.
+    `wish` follows the words "a request" in the message, such as `to list topics`.
     """
     error: KafkaError = exc.args[0]
     if error.code() < 0:  # librdkafka's own errors; a broker's errors have positive codes

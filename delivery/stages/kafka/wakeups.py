@@ -28,8 +28,8 @@ HEARD_S = 60.0
 """Seconds to wait for the micro-batch that a wake-up causes. If none comes, as while the lane is paused, the wake-up is sent
 again."""
 FIRST_HEARD_S = 5.0
-"""Seconds to wait for the lane's first micro-batch, in place of HEARD_S. A lane is ready only when it was woken. A lane that
-starts at the latest offsets (`source.starting_offsets`) may have skipped the first wake-up."""
+"""Seconds to wait for the lane's first micro-batch, in place of HEARD_S. The lane is ready only after this micro-batch. A lane
+that starts at the latest offsets (`source.starting_offsets`) may have skipped the first wake-up."""
 QUIET_S = 45.0
 """Seconds after a micro-batch until the lane is woken again. Spark ends Python workers that were idle for a minute. The first
 record after a quiet minute would wait for new workers. Each took 1.3 CPU seconds before its first work (docs/adr/0029), and
@@ -39,9 +39,8 @@ takes less since the workers share loaded modules (docs/adr/0048)."""
 def wait_s(due_ms: int | None, now_ms: float, look_ahead_ms: float, quiet_s: float) -> float:
     """Return the number of seconds until the next wake-up is needed; 0: now. Pure.
 
-    `due_ms` is when the first batch or retry entry is due, in milliseconds since the epoch like `now_ms`; None: nothing
-    waits. A micro-batch that starts within `look_ahead_ms` before `due_ms` sends that batch or entry. `quiet_s` is the time
-    since the last micro-batch.
+    `due_ms` is the due time of the lane's backlog (ShardBacklog), in milliseconds since the epoch like `now_ms`; None: nothing
+    waits. The lane is woken `look_ahead_ms` before `due_ms`. `quiet_s` is the time since the last micro-batch.
     """
     until_quiet = QUIET_S - quiet_s
     until_due = until_quiet if due_ms is None else (due_ms - look_ahead_ms - now_ms) / 1000
@@ -93,7 +92,7 @@ class Waker:
             if not self.wake():
                 self._stop.wait(LOOK_S)
                 continue
-            until = time.monotonic() + (HEARD_S if heard else FIRST_HEARD_S)  # it causes a micro-batch
+            until = time.monotonic() + (HEARD_S if heard else FIRST_HEARD_S)  # the wake-up causes a micro-batch
             with self._changed:
                 while self._heard == heard and not self._stop.is_set() and time.monotonic() < until:
                     self._changed.wait(LOOK_S)

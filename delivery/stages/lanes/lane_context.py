@@ -31,7 +31,7 @@ LAST_TASKS_S = 3.0
 """Seconds that a lane waits before it restarts after a failed Spark job, whose tasks may still run. Spark ends their workers
 after `spark.python.task.killTimeout`, 2 s."""
 Acquire = Callable[[], registries.RefreshedSource | None]
-"""A lane's function that returns the registry for the next micro-batch, and may wait for it; None: the job is asked to stop."""
+"""A lane's function that returns the registry for the next micro-batch. It may wait. None: the job is asked to stop."""
 Disable = Callable[[Iterable[EndpointId], str], None]
 """A function that requests to disable endpoints in the registry, for a reason. It returns before the endpoints are disabled."""
 

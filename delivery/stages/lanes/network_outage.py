@@ -69,7 +69,7 @@ class Network:
         metrics.EGRESS_BROKEN.set(self._health.is_broken)
 
     def failing(self, found: Iterable[Failing], disable_after_s: float) -> list[EndpointId]:
-        """Return those of the failing endpoints in `found` that have failed for `disable_after_s`.
+        """Return those of the failing endpoints in `found` that have failed for at least `disable_after_s`.
 
         Local outages do not count: the time in which our own network was broken is subtracted.
         """

@@ -47,8 +47,8 @@ ALWAYS = {
     "spark.executor.defaultJavaOptions": " ".join(JVM_OPTIONS),
     "spark.python.worker.reuse": "true",
     "spark.python.daemon.module": "delivery.stages.worker_daemon",
-    # Between the JVM and its Python processes (docs/adr/0046). The folder's path must be short: a socket's path has at most 107
-    # bytes, and a cluster manager's temporary folder may be longer.
+    # Between the JVM and its Python processes (docs/adr/0046). The folder's path must be short, because a socket's path has at
+    # most 107 bytes. The path of a cluster manager's temporary folder may be longer.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.unix.domain.socket.dir": "/tmp",  # noqa: S108  # only the job's user may open the sockets
     # The broadcast snapshot holds customers' secrets; without this, its blocks would be on the local disks in the clear.
@@ -62,20 +62,20 @@ ALWAYS = {
     r"|keys?[._]ring|database[._]url",
     # If a busy machine handles an event of Spark's scheduler slowly, Spark logs the event with all settings, not redacted.
     "spark.scheduler.listenerbus.logSlowEvent": "false",
-    # For each Kafka partition of each micro-batch Spark generates the source of a class, and then finds it in the cache: half
-    # of the CPU of small tasks. Without code generation Spark interprets all plans (docs/adr/0029).
+    # For each Kafka partition of each micro-batch Spark generates the source code of a class, only to find the compiled class
+    # in its cache. That is half of the CPU of small tasks. Without code generation Spark interprets all plans (docs/adr/0029).
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # Above the number of partitions; otherwise Spark opens and closes consumers in each micro-batch.
+    # Must be more than the number of Kafka partitions. Otherwise Spark opens and closes consumers in each micro-batch.
     "spark.kafka.consumer.cache.capacity": "4096",
     # The first records are sent while Spark reads the rest.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.sql.streaming.stopTimeout": STOP_TIMEOUT,
-    # Milliseconds from an empty look for new records to the next one. Spark's 10 ms cost a quarter of a core while no events
-    # come. An event that ends a silence waits for half of this time on average.
+    # Milliseconds between two checks for new records while there are none. Spark's 10 ms cost a quarter of a core while no
+    # events come. An event that ends a silence waits for half of this time on average.
     "spark.sql.streaming.pollingDelay": "25",
     # Spark keeps these for its web pages, served or not. At ten micro-batches a second, a thousand of them would fill the old
-    # generation of the heap, and collecting it stops the JVM for 0.3 s each minute (docs/adr/0029).
+    # generation of the heap. Its collection stops the JVM for 0.3 s each minute (docs/adr/0029).
     "spark.ui.retainedJobs": RETAINED,
     "spark.ui.retainedStages": RETAINED,
     "spark.sql.ui.retainedExecutions": RETAINED,
@@ -83,8 +83,9 @@ ALWAYS = {
     "spark.scheduler.mode": "FAIR",
     # Streaming queries ignore it, and would log a warning at each start.
     "spark.sql.adaptive.enabled": "false",
-    # A checksum over all shuffled bytes took a tenth of the JVM's CPU samples in the batch lane. With it, Spark would rerun
-    # the tasks after a shuffle if a task before the shuffle ran again and wrote other bytes, and would repeat their deliveries.
+    # A checksum over all shuffled bytes took a tenth of the JVM's CPU samples in the batch lane. With the checksum, Spark
+    # reruns the tasks after a shuffle if a task before the shuffle runs again and writes other bytes. Their deliveries would
+    # repeat.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
     # The lanes' state is on disk, and a micro-batch writes only its changes.
@@ -93,7 +94,7 @@ ALWAYS = {
 }
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 """File system class for local checkpoints. Hadoop's own class starts a `chmod` process for every local file and for its
-checksum file: ten in each micro-batch of two shards, 100 ms on two busy cores (docs/adr/0026)."""
+checksum file. A micro-batch of two shards started ten, which took 100 ms on two busy cores (docs/adr/0026)."""
 LOOKED_UP_ONCE = (
     "functions",
     "PythonUtils",
@@ -181,8 +182,8 @@ def running(
 ) -> Iterator[SparkSession]:
     """Start Spark's JVM and a session by the settings, and end both with the context.
 
-    `besides` holds further settings of Spark. Raise SettingsError if this machine has no address for Spark, and LaneFailed if a
-    call inside the context failed because the JVM had ended.
+    `besides` holds further settings of Spark. Raise SettingsError if this machine has no address for Spark. Raise LaneFailed if
+    a call inside the context failed because the JVM had ended.
     """
     spark = start(config, libraries, besides)
     try:
@@ -240,7 +241,7 @@ def _write_local_files_by_itself(spark: SparkSession) -> None:
 
 
 def _look_up_once(spark: SparkSession) -> None:
-    """Store the classes of these names as attributes of py4j's view of the JVM, so that py4j does not ask for them again."""
+    """Store the classes of LOOKED_UP_ONCE as attributes of py4j's view of the JVM, so that py4j asks for each only once."""
     jvm = spark.sparkContext._jvm  # noqa: SLF001  # no public way
     for name in LOOKED_UP_ONCE:
         setattr(jvm, name, getattr(jvm, name))

@@ -1,9 +1,9 @@
 """Build the lanes, run each on a thread of its own, and end all when one fails.
 
 Runs on the driver. Each lane is a streaming query with its own checkpoint folder and its own scheduler pool. So no lane queues
-behind another lane's whole micro-batch. When one lane ends by itself, all lanes end; with `once`, only when one
-fails. Then the process ends, and the process manager restarts it. If the other lanes continued, the process would look healthy
-and deliver only a part.
+behind another lane's whole micro-batch. When one lane ends by itself, all lanes end. With `once`, the others end early only if
+a lane fails. Then the process ends, and the process manager restarts it. If the other lanes continued, the process would look
+healthy and deliver only a part.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class RunnableLane(Protocol):
     """A lane: the direct, batch, retry or real-time lane."""
 
     def run(self, watch: health.Watch, *, once: bool) -> None:
-        """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled."""
+        """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
+
+        Raise LaneFailed if the lane's query ended and a restart would not help.
+        """
 
 
 class RegistrySupply(Protocol):

@@ -1,7 +1,7 @@
 """Decide whether the real-time lane delivers record by record or catches up in micro-batches. Pure. Runs on the driver.
 
 real time ── records older than `behind_s` for FOR_S ─► catching up ── records younger than `behind_s`/2 for FOR_S ─► real time
-                                                         (for at least `least_s`, which doubles when it has not helped)
+                                                         (for at least `least_s`, which doubles if real time was short)
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MOST_S = 300.0
 """Upper bound of a catch-up's shortest duration, in seconds. A lane that gets more records than it can deliver one by one
 reaches this bound."""
 LASTED_S = 120.0
-"""If the lane stays in real time for this many seconds, the last catch-up was successful: the next one may end after LEAST_S
-again."""
+"""If the lane stays in real time for longer than this many seconds, the last catch-up was successful. The next one may then end
+after LEAST_S again."""
 
 
 class Mode(enum.StrEnum):

@@ -30,8 +30,8 @@ RECORD_BY_RECORD: Mapping[str, str] = {
 }
 """Settings of Spark for the session in which the lane delivers record by record."""
 CATCHING_UP: Mapping[str, str] = {
-    # One less than the size of other lanes, and so a daemon of its own. A stopped task of this lane waits until Spark ends its
-    # process, where tasks and background attempts of other lanes would end too.
+    # One less than the size of other lanes, so this session's workers have a daemon of their own. A stopped task of this lane
+    # waits until Spark ends its process. In a shared process, tasks and background attempts of other lanes would end too.
     BUFFER_SIZE: "65535",
 }
 """Settings of Spark for the session in which the lane delivers in micro-batches."""

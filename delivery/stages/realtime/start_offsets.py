@@ -159,8 +159,8 @@ INITIAL_POSITIONS_FILE = "realtime-begins.json"
 def begin_at(spark: SparkSession, checkpoint: str, positions: offset_log.Positions) -> None:
     """Make a real-time lane that has committed nothing begin at `positions`. `checkpoint` is the lane's folder.
 
-    Delete that folder, because Spark keeps the first offsets of a started query there and would read other topics from their
-    first record. So `positions` must include the receipts since that query started. After a crash before the deletion, the next
+    Delete that folder: Spark keeps the first offsets of a started query there, and would read other topics from their first
+    record. So `positions` must include the receipts since that query started. After a crash before the deletion, the next
     start reads both the written positions and the folder.
     """
     offset_log.write(spark, f"{checkpoint.rpartition('/')[0]}/{INITIAL_POSITIONS_FILE}", json.dumps(positions))

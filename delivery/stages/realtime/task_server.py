@@ -66,7 +66,7 @@ class TaskServer:
 
     `update` returns the answer to a task that has a given version of the registry, and must not wait. `next_offsets` are the
     query's start offsets. Tasks connect to `host`; the server listens on `bind`. `port` 0: the system chooses a port. `clock`
-    is monotonic, in seconds.
+    is monotonic, in seconds. The constructor raises OSError if the port cannot be opened.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class TaskServer:
     def positions(self) -> dict[str, dict[int, int]]:
         """For each topic and partition: the offset below which all results are written.
 
-        It begins at the query's start offset. Reports of tasks move it forward, and `reach` does.
+        The offset begins at the query's start offset. Reports of tasks and `reach` move it forward.
         """
         positions: dict[str, dict[int, int]] = {}
         with self._lock:

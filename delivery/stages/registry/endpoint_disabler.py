@@ -2,7 +2,7 @@
 
 Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request to
 disable endpoints, and the thread writes these requests to Postgres. Guarantee: a request that is repeated while Postgres
-answers is written. A request that was last made more than STALE_S ago is dropped: the endpoint may have recovered, or an
+answers is written. A request that was last made more than STALE_S ago is dropped. The endpoint may have recovered, or an
 operator may have acted. If the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
 """
 
@@ -38,8 +38,8 @@ active. These requests come from attempts that workers made before they knew of 
 has enabled the endpoint again, such a request would undo that."""
 STALE_S = 300.0
 """Seconds after which a request that was not repeated is dropped. The retry lane probes an endpoint with waiting entries at
-least once in `retry.max_probe_interval_s`, a minute, and repeats the request if the probe fails. For an endpoint without
-waiting entries, the request is repeated when the endpoint fails again."""
+least once in `retry.max_probe_interval_s`, by default a minute. If the probe fails, the lane repeats the request. For an
+endpoint without waiting entries, the request is repeated when the endpoint fails again."""
 
 Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
 """A function that disables those of the given endpoints that are active, with a reason. It returns the ids of the endpoints

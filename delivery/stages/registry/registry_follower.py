@@ -2,8 +2,8 @@
 
 Runs on the driver; delivery.webhooks.routing.registries.BroadcastSource travels to the executors. The driver broadcasts a full
 snapshot once. Later changes travel with each micro-batch as a small delta. The driver broadcasts a new snapshot when the delta
-has more than REBASE_ROWS rows, or when the log of changes in Postgres does not have the driver's revision. So the cost of a
-change depends on the size of the change, not on the size of the registry.
+has more than REBASE_ROWS rows. It also does so when the log of changes in Postgres lacks the driver's revision. So the cost of
+a change depends on the size of the change, not on the size of the registry.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 REBASE_ROWS = 2_000
 """Number of changed rows in the delta above which the driver broadcasts a new snapshot. Each task receives the delta."""
 WARN_EVERY_S = 60.0
-"""Seconds between two warnings that delivery is paused for the same cause. All lanes wait, and each asks once a second."""
+"""Seconds between two warnings that delivery is paused for the same cause. While it is paused, each lane asks every
+`snapshot.poll_interval_s`, and each request could log a warning."""
 
 
 _NOT_WARNED = (None, float("-inf"))
@@ -127,8 +128,8 @@ class Follower:
         """Return the registry that Postgres confirmed at most `snapshot.max_age_s` ago. None: the job is asked to stop.
 
         Wait without limit until there is such a registry. So the lanes wait here before the first read, and while Postgres has
-        not answered for longer than `snapshot.max_age_s`.
-        Raise SettingsError if `database.url` is no URL, or the key ring does not fit the registry.
+        not answered for longer than `snapshot.max_age_s`. Raise SettingsError if `database.url` is no URL, or the key ring does
+        not fit the registry.
         """
         with self._confirmed:
             while not self._stop.is_set():

@@ -49,10 +49,7 @@ class Load:
 
     @property
     def published(self) -> int:
-        """Records handled plus records waiting. The former count from the start of the process.
-
-        So only differences of two values have a meaning.
-        """
+        """Records handled since the process started, plus records waiting. Only a difference of two values has a meaning."""
         return self.handled + (self.lag or 0)
 
 

@@ -19,8 +19,8 @@ from delivery.webhooks.routing import intake, registries
 from delivery.webhooks.state import chunking
 
 SCHEMA = "shard int, key binary, value binary"
-"""Columns of the rows that go to the shards: the shard's key in Spark's state, the order among the shard's rows if it matters,
-and the value. A row without key and value makes the shard check its due times."""
+"""Columns of the rows that go to the shards. `shard` is the shard's key in Spark's state. `key` orders the shard's rows, if
+their order matters. A row without key and value makes the shard check its due times."""
 _ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value", pa.binary())])
 
 

@@ -43,7 +43,7 @@ def deliver(
     `task_context.run` runs the tasks. `records` has COLUMNS, and may have KEY.
 
     Deliveries to `suppressed` endpoints go to the retry lane. Deliveries that ended according to `work_log` are left out; None:
-    no delivery is.
+    no delivery is left out.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds. So the partitions are
     coalesced to `parallelism` tasks, as many as can run at once. A task reads several Kafka partitions one after another.

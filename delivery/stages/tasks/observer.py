@@ -1,8 +1,8 @@
 """Record the results of a task: count them for the driver, and log the attempts to the worker's standard error.
 
 Runs in the executors' Python workers. Spark adds the terms of the workers to the driver's accumulators. The driver also reads
-its own CPU time by this module. The module is separate from delivery.stages.lanes.telemetry because a worker that unpickles an
-observer imports the observer's module: the driver's metrics and settings would take 11 MB of each worker.
+its own CPU time by this module. A worker that unpickles an observer imports this module. So the module is separate from
+delivery.stages.lanes.telemetry, whose metrics and settings would take 11 MB of each worker.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class Observer:
     format: str
     """The setting `logs.format`."""
     attempt_sample: float
-    """The setting `logs.attempt_sample`: the share of all attempts that is logged, 0 to 1."""
+    """The setting `logs.attempt_sample`: the share of all attempts that is logged, 0 to 1. Other failed attempts are logged at
+    a bounded rate."""
     paused: Accumulator[dict[tuple[str, int], int]] | None = None
     """Partitions whose records wait for a schema, each with its first waiting offset. None: the lane pauses no partitions."""
 

@@ -25,7 +25,7 @@ from delivery.webhooks.state import backlog
 
 COLUMNS = ("partition", "offset", "appended_at_ms", "key", "value")
 """Columns of the retries topic that these tasks read. `appended_at_ms` is the record's time in Kafka: when the broker appended
-the record, or, with `CreateTime`, when the worker handed it to its client."""
+the record. With `CreateTime` it is when the worker gave the record to its client."""
 _place = struct.Struct(">iq")
 """Partition and offset as bytes that sort in the same order. All records of an endpoint are in one partition."""
 _time = struct.Struct(">q")
@@ -67,7 +67,7 @@ class SpreadPartition:
 
     A record's key is the id of its endpoint, and the endpoint determines the row's shard. Padding has no value, and yields no
     row. Before these rows, one row without key and value goes to each shard, so that the shard checks its due times. After
-    them, one row without key goes to each shard: its value is the time until which these partitions of the topic are read.
+    these rows, one row without key goes to each shard. Its value is the time until which these partitions are read.
     """
 
     tools: task_context.Tools
@@ -147,10 +147,10 @@ class RetryDecision:
 
 
 def behind_ms(arrived: Iterable[shard_state.Arrived], now_ms: int) -> int:
-    """Return by how many ms the lane is behind in the retries topic; 0: it has read all records that were written by `now_ms`.
+    """Return by how many ms the lane is behind in the retries topic; 0: it has read all records written by `now_ms`.
 
-    The partition that is furthest behind counts, because a report or a completion may be in any. Spark reads records of each
-    partition that has some. So without a record there is no partition that is behind.
+    The partition that is furthest behind counts, because any partition may have a report or a completion. A micro-batch reads
+    every partition with unread records. So a partition without a record in the micro-batch is not behind.
     """
     read_until = (_time.unpack(row.value)[0] for row in arrived if not row.key)
     return max(0, now_ms - min(read_until, default=now_ms))

@@ -1,7 +1,7 @@
 """Keep each shard of a lane in Spark's state, and decide in each micro-batch which items leave the shard.
 
 Used by the batch and the retry lane. The driver calls `decide_shards`. The executors' Python workers run the rest. A shard
-holds the waiting items of some endpoints, and is one key of Spark's state: the cost of the state depends on keys and
+holds the waiting items of some endpoints, and is one key of Spark's state. The cost of the state depends on keys and
 micro-batches, not on events (docs/architecture.md). A shard has an index and segments. The index is one small value, rewritten
 when it changes. A segment holds items. It is written once, read when items leave, and then removed. Its number is never reused.
 Guarantee: Spark commits the state with the offsets, so a micro-batch that runs again finds the same state.
@@ -82,8 +82,8 @@ def decide_shards(
     backlogs of the shards.
 
     Spark writes the time into the offset log, so a micro-batch that runs again decides by the same time. The timers of
-    `transformWithState` would need a micro-batch at each trigger, even without waiting items: 0.9 CPU seconds each with four
-    shards, the empty routing included, on a busy machine. Instead each row carries the time, and delivery.stages.kafka.wakeups
+    `transformWithState` would need a micro-batch at each trigger, even without waiting items. With four shards, such a
+    micro-batch took 0.9 CPU seconds on a busy machine. Instead each row carries the time, and delivery.stages.kafka.wakeups
     sends a record when an item is due.
     """
     return (
@@ -116,9 +116,10 @@ _open_connections: collections.deque[Any] = collections.deque(maxlen=8)
 def _leave_open(connection: Any) -> None:
     """Keep a task's connection to its state open until this process has run some more tasks. Do not report the task's end.
 
-    The server of the state is a thread of the JVM (TransformWithStateInPySparkStateServer of Spark 4.1). If the worker reports
-    that the processor is closed, or closes its end of the connection, the server ends without closing the other end. So the JVM
-    would lose one socket in each task. The server closes its end if the end of the task interrupts the server while it reads.
+    The server of the state is a thread of the JVM (TransformWithStateInPySparkStateServer of Spark 4.1). Two acts of the worker
+    end the server while its end of the connection stays open: a report that the processor is closed, and closing the worker's
+    end. So the JVM would lose one socket in each task. The server closes its end if the end of the task interrupts the server
+    while it reads.
     """
     connection.set_handle_state = lambda _: None
     _open_connections.append(connection)

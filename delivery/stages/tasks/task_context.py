@@ -30,8 +30,8 @@ from delivery.webhooks.scheduling import background_attempts
 STAGE_IS_OVER = "failed the maximum allowable number of times: 1"
 """Part of Spark's error message when shuffled rows are gone with an executor. `spark.stage.maxConsecutiveAttempts` is 1."""
 NO_ROWS = T.StructType([T.StructField("nothing", T.BooleanType())])
-"""Schema of a task's rows for Spark: a task returns none, because it writes its results to Kafka itself. As text, the JVM would
-parse the schema in each micro-batch."""
+"""Schema of a task's rows for Spark: a task returns none, because it writes its results to Kafka itself. If the schema were a
+text, the JVM would parse it in each micro-batch."""
 LAST_FLUSH_S = 1.0
 """Seconds that a failing task waits for Kafka to confirm its last rows."""
 
@@ -49,7 +49,7 @@ class Tools:
     write_events: event_writer.WriteEvents | None = None
     """Writes the events of batch records to their topics. None: the lane takes no batch records apart."""
     created_s: float | None = None
-    """When the driver created these tasks, in seconds since the epoch; None: they belong to a plan of several micro-batches."""
+    """When the driver created these tasks, in seconds since the epoch; None: the tasks serve several micro-batches."""
     workers: int | None = None
     """Worker processes among which the limits of a host or endpoint are divided; None: the worker keeps the last number."""
 
@@ -93,8 +93,8 @@ class Task:
         """Count and log results, and enqueue their rows for all topics of results. Waits while the producer's queue is full.
 
         Write the events of batch records too, and wait until Kafka has confirmed or refused them. A batch record of which Kafka
-        refuses an event becomes a rejection. Raise KafkaUnavailable if a row cannot be enqueued, or if an earlier row of the
-        task or an event could not be written.
+        refuses an event becomes a rejection. Raise KafkaUnavailable if a row cannot be enqueued. Also raise it if an earlier
+        row of the task, or an event, could not be written.
         """
         batches, results.batch_records = results.batch_records, []
         self._write(results)
