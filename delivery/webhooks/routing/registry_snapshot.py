@@ -50,7 +50,7 @@ class Snapshot:
 class SnapshotChanges:
     """The changes of the registry after `since`, up to `revision`: each changed row's new state, None for a deleted row.
 
-    They may be applied to a registry that has some or all of them already, because each row has its whole new state.
+    A registry may have some or all of these changes before they are applied, because each row has its whole new state.
     """
 
     since: Revision

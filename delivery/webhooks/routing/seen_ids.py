@@ -9,8 +9,8 @@ Runs in the executors, and in the archive for replays. Unless `source.reused_ids
 `source.reused_ids` decides what happens to the second event:
 
 1. `passed`: it is delivered and counted.
-2. `rejected`: it is rejected, and not counted, if this module remembers the earlier event as one of the same tenant. If not: as
-   `passed`.
+2. `rejected`: it is rejected, and not counted, if this module remembers the earlier event as one of the same tenant. Otherwise
+   it is delivered and counted.
 3. `told_apart`: it is delivered with a `webhook-id` that depends on the payload, and counted.
 """
 
