@@ -29,9 +29,9 @@ _RETRIED_QUICKLY = frozenset(
     }
 )
 """Error classes that get a quick retry, because the failure often passes within a second. `wait_s` decides about a throttled
-request. A timeout is missing, as it has used the lane's time. TLS errors and refusals are missing, as they do not change in a
-second. A blocked address does not change either, but gets as many attempts as a name that does not resolve, so that
-the number of attempts does not tell customers which internal names exist."""
+request. A timeout is left out, because it has used the lane's time. TLS errors and refusals are left out, because they do not
+change in a second. A blocked address does not change either. It gets as many attempts as a name that does not resolve, so
+that the number of attempts does not tell customers which internal names exist."""
 
 _MENDED_BY_PEOPLE = frozenset(
     {error_classes.REFUSED, error_classes.REDIRECT, retry_reasons.CONFIGURATION, errors.TlsFailed.error_class}
