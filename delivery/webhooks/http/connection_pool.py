@@ -78,8 +78,8 @@ class _Opening:
     def _own_failure(self) -> errors.LocalFailure | None:
         """Return a failure of ours if the opening waits for a connection or a thread of ours; None otherwise.
 
-        Such a wait proves nothing about the endpoint. A look-up waits if the DNS servers of other endpoints hang, which may be
-        another customer's.
+        Such a wait proves nothing about the endpoint. A look-up waits for a thread if DNS servers of other endpoints hang, also
+        of other customers' endpoints.
         """
         if not self.step:
             return errors.LocalFailure(_NO_FREE_CONNECTION)
@@ -295,7 +295,7 @@ class ConnectionPool:
 
     def _close_oldest(self) -> None:
         origin = next(iter(self._by_age)).origin
-        self.close(self._remove_idle(self._idle[origin], 0))  # of one origin too, the first has been idle longest
+        self.close(self._remove_idle(self._idle[origin], 0))  # of an origin's idle connections, the first is the oldest
 
     def _remove_idle(self, idle: list[Connection], position: int) -> Connection:
         connection = idle.pop(position)

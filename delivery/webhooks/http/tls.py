@@ -67,7 +67,7 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
         try:
             key = _piped(settings.key.reveal())
             try:
-                # With a password set, OpenSSL does not ask the terminal for that of an encrypted key.
+                # Without `password`, OpenSSL would ask the terminal for the password of an encrypted key.
                 made.load_cert_chain(f"/dev/fd/{certificate}", f"/dev/fd/{key}", password="")
             finally:
                 os.close(key)
@@ -78,7 +78,7 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
             f"the client certificate cannot be used: certificate and key must be PEM of at most {MAX_PEM_BYTES // 1024} KiB "
             "each, belong together, and the key must not be encrypted"
         )
-        raise errors.TargetRefused("tls", problem) from None  # the cause could quote them
+        raise errors.TargetRefused("tls", problem) from None  # the cause could quote the PEM texts
 
 
 def _piped(pem: bytes) -> int:
