@@ -55,7 +55,7 @@ class Host:
         self._warn_at = float("-inf")
 
     def set_bounds(self, max_in_flight: int, per_second: float) -> None:
-        """Replace the limits. Requests in flight beyond the new limits go on."""
+        """Replace the limits. Requests in flight beyond the new limits continue."""
         self._max_in_flight = max_in_flight
         self._pace = limits.Pace(per_second)
         self.wake()

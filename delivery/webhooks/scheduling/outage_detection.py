@@ -17,7 +17,7 @@ from delivery import errors
 from delivery.registry_model import Endpoint
 
 MIN_DESTINATIONS = 10
-"""Minimum of destinations for a judgement. Fewer may all be down by themselves."""
+"""Minimum of destinations for a judgement. Fewer destinations may all be down by their own fault."""
 MIN_CUSTOMERS = 2
 """Minimum of customers for a judgement. All destinations of one customer may be in one data centre that is down."""
 UNREACHABLE_SHARE = 0.8
