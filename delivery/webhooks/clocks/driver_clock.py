@@ -28,9 +28,9 @@ for the process to start."""
 
 
 class DriverClock:
-    """Estimate the driver's time. A call of the object returns it, in seconds since the epoch. `clock` is the worker's clock.
+    """Estimate the driver's time. A call of the object returns the estimate, in seconds since the epoch.
 
-    Thread-safe.
+    `clock` is the worker's clock. Thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
