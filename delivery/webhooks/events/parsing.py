@@ -333,7 +333,8 @@ def _loads(value: bytes, part: str = "value") -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as exc:
-        # Without the document, because the text is logged. UTF-8, NaN and nesting beyond 1024 levels end here too.
+        # The text quotes nothing of the document, because it is logged. Also raised for invalid UTF-8, for NaN, and for more
+        # than 1024 levels.
         raise errors.EventRejected(
             "not_json", f"the {part} is not valid JSON ({exc}): publish the event as valid JSON"[:200]
         ) from exc
@@ -353,7 +354,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _optional(value: Any, name: str) -> str | None:
-    """Return an attribute as text; None if it is missing or empty. A whole number becomes text: ids in JSON often are numbers.
+    """Return an attribute as text; None if it is missing or empty. A whole number becomes text: ids in JSON are often numbers.
 
     Raise EventRejected for any other value, and for text that is too long or not printable.
     """
