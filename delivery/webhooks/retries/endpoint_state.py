@@ -143,7 +143,7 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     written: bytes
     """The EndpointState as msgpack bytes."""
     due_ms: int
-    """When the endpoint needs a decision, so that its state is decoded. A message for it causes a decision earlier."""
+    """When the endpoint needs a decision, so that its state is decoded. Its messages cause earlier decisions."""
     events: int
     """Events that wait for the endpoint, including leased events."""
     size: int
@@ -152,8 +152,8 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """When the oldest entry in the FIFOs arrived; entries in the timer wheel do not count. NEVER_MS: the FIFOs are empty. An
     entry that has left counts until its slice is rewritten."""
     suppressed_until_ms: int
-    """Time until which other lanes defer the endpoint's events to the retry lane. A time in the past: the
-    endpoint is not suppressed. 0 if no entry without order key waits."""
+    """Time until which other lanes defer the endpoint's events to the retry lane. A time in the past: the endpoint is not
+    suppressed. 0 unless an entry without an order key waits."""
     is_leased: bool
     """True if a FIFO of the endpoint has a lease."""
     failing_ms: int

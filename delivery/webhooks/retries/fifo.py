@@ -45,7 +45,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     def expires_ms(self) -> int:
         """Return the earliest time at which an entry may expire. Called only if there are slices.
 
-        Entries that have left may still count (Slice.expires_ms). Leased entries are not given up when they expire.
+        Entries that have left may still count (SegmentSlice.expires_ms). Leased entries are not given up when they expire.
         """
         return min(slice_.expires_ms for slice_ in self.slices)
 

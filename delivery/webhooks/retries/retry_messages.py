@@ -7,7 +7,7 @@ with a change that a default cannot bridge.
     a lane ─ Postponed ─► retries topic ─► shard ─ Lease ─► retry lane's worker ─ Report ─► retries topic ─► the same shard
 
 A shard is one key of Spark's state, with the retry entries of a part of all endpoints. A shard leases entries of one endpoint
-together. It keeps these entries until the report of the lease has the result of each.
+together. The shard keeps these entries until the report of the lease has the result of each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from delivery.webhooks.state import versioning
 VERSION = 1
 NO_REVISION = Revision(0)
 LAG_CHECK_MS = 60_000
-"""Milliseconds after which the wait for an unread completion ends, to compare it with the present lag."""
+"""Most milliseconds for which an entry waits for an unread completion. Then the shard looks at its present lag again."""
 MAX_HISTORY = 10
 """Number of a delivery's last attempts that its retry entry keeps for the dead letter."""
 

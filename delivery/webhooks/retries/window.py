@@ -3,7 +3,7 @@
 Runs in the executors. Pure: reports and `now_ms` in. The window is the number of requests that may be in flight, as in TCP.
 
 A failing endpoint gets one request at a time, the probe, at growing intervals. An endpoint that answers again gets two, four,
-eight requests (multiplicative increase). So its backlog does not overload it a second time.
+eight requests (multiplicative increase). So the backlog does not overload the endpoint a second time.
 """
 
 from __future__ import annotations
