@@ -89,8 +89,8 @@ class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attemp
     """Harmless headers of the response, by name: of a failed attempt, or by `delivery.logged_responses` of each. Left out where
     there are none. Since 2026-11-25."""
     response: str | UnsetType = UNSET
-    """Beginning of the body of the response to a failed attempt, with `***` in place of credentials, at most
-    `delivery.logged_response_bytes`. Left out where there is none. Since 2026-11-25."""
+    """Beginning of the response's body, at most `delivery.logged_response_bytes`, with `***` for credentials: of a failed
+    attempt, or by `delivery.logged_responses` of each. Left out where there is none. Since 2026-11-25."""
 
 
 class SkippedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="skipped"):
@@ -183,8 +183,8 @@ class BatchAttemptEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
     """Harmless headers of the response, by name: of a failed attempt, or by `delivery.logged_responses` of each. Left out where
     there are none. Since 2026-11-25."""
     response: str | UnsetType = UNSET
-    """Beginning of the body of the response to a failed attempt, with `***` in place of credentials, at most
-    `delivery.logged_response_bytes`. Left out where there is none. Since 2026-11-25."""
+    """Beginning of the response's body, at most `delivery.logged_response_bytes`, with `***` for credentials: of a failed
+    attempt, or by `delivery.logged_responses` of each. Left out where there is none. Since 2026-11-25."""
 
 
 class BatchSkippedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_skipped"):
