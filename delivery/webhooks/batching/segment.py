@@ -141,7 +141,7 @@ class PendingBatch:
     mark: int = Mark.WAITS
     items: list[SegmentItem] = field(default_factory=list)
     subscription_ids: list[SubscriptionId] = field(default_factory=list)
-    """For each item the subscription by which the event is due."""
+    """For each item, in the same order, the subscription by which the event is due."""
     size: int = 0
     """Sum of the sizes of all items, in bytes."""
     oldest_ms: int = 2**62
@@ -293,8 +293,8 @@ def packed(event: Packed) -> bytes:
 def encoded(batches: Iterable[PendingBatch], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[PendingBatch]]]:
     """Yield the pending batches as segments: pairs of a segment's bytes and the pending batches in it.
 
-    A segment has at most `max_bytes` of events, or a single pending batch. An Item object that several pending batches share is
-    in a segment once.
+    A segment has at most `max_bytes` of events, or a single pending batch. A SegmentItem object that several pending batches
+    share is in a segment once.
     """
     together: list[PendingBatch] = []
     places: dict[int, int] = {}
