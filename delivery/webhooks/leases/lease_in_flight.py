@@ -173,7 +173,7 @@ class LeaseInFlight:
         delivery = lease_delivery.without_body(self.message, entry, to_send, destination)
         try:
             delivery = lease_delivery.with_body(delivery)
-        except Exception:  # as in the batch lane
+        except Exception:  # an unforeseen error in one entry must not affect other entries
             log.exception(
                 "an unforeseen error in the content of one retry entry: the entry becomes a dead letter with the reason "
                 "unforeseen. Send this traceback to the maintainers of the platform. When the cause is mended, redrive the "
