@@ -138,8 +138,8 @@ def decide(
 
     `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment with a given number. A
     second run with the same arguments sends the same batches. A batch that is due within the look-ahead is sent now: at the
-    next decision it would be late. If more than MAX_SENT_BYTES of stored events are due, the endpoints with the oldest events
-    come first, and the others wait for the next decision. Raise StateUnreadable for a segment of another version.
+    next decision it would be late. A decision sends stored events up to MAX_SENT_BYTES, the endpoints with the oldest events
+    first. Other endpoints with due events wait for the next decision. Raise StateUnreadable for a segment of another version.
     """
     return _Batcher(index, read, now_ms + look_ahead_ms).decide(arrived)
 

@@ -245,7 +245,7 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
     """Return the bounds of an endpoint's batches, with a reduced wait.
 
     The endpoint's id decides the reduction: at most the share SPREAD of the wait, and at most MAX_SPREAD_MS. Without the
-    reduction, endpoints that began together, as after a start or a spike, would be due together for ever: a thousand batches
+    reduction, endpoints that began together, as after a start, would be due together for ever. A thousand batches would leave
     in one moment, and none between.
     """
     max_wait_ms = round(batching.max_wait_s * 1000)

@@ -112,7 +112,7 @@ def _platform_mismatch(event: Event) -> str:
 
 def require_size(record: Record, value: bytes | None, layout: Layout) -> None:
     """Raise EventRejected if `value` and the record's headers together have more than `Layout.max_bytes`."""
-    # Headers count: a dead letter has them too, and one that does not fit into Kafka would stop the lane for all customers.
+    # Headers count, because a dead letter has them too. A dead letter that Kafka refuses would stop the lane for all customers.
     size = len(value or b"") + sum(header_bytes(name, content) for name, content in record.headers)
     if size > layout.max_bytes:
         raise errors.EventRejected(

@@ -26,8 +26,8 @@ MAX_SCALE = 1000
 digits."""
 _VALUE = "value"
 _WRAPPER = "fanout.Wrapper"
-"""Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. The record is
-needed, because fastavro parses any other schema again for each value, and then does not know the types of references."""
+"""Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. Without
+the record, fastavro would parse the schema again for each value, and would then not know the types of references."""
 
 
 def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:

@@ -28,7 +28,7 @@ def context(settings: Tls | None) -> ssl.SSLContext:
     """Return the context for an endpoint's TLS settings; raise TargetRefused if they are invalid.
 
     `settings` None: trust the system's authorities, and show no client certificate. Equal settings get the same object while it
-    is cached. aiohttp and ConnectionPool compare connections by this object, so a connection is used only with equal settings.
+    is cached. aiohttp and ConnectionPool compare connections by this object. So a connection is used only with equal settings.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host name
     made.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -1,6 +1,6 @@
 """Run the coroutines of a lane from the thread of a Spark task, and yield the results while the coroutines run.
 
-Two threads of a worker process take part: Spark's thread, in which tasks run, and the thread of the event loop, which delivers.
+Two threads of a worker process take part. Tasks run in Spark's thread. The thread of the event loop delivers.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ class RealtimeSlices:
     async def _finish_slice(self, ending: _OpenSlice, before: Sequence[asyncio.Task[None]]) -> None:
         """Queue the remaining results of a slice. Queue its receipts when `before`, the tasks of earlier slices, have ended.
 
-        The receipts wait, because a restarted query continues at the first gap between receipts: records behind the gap would
+        The receipts wait, because a restarted query continues at the first gap between receipts. Records behind the gap would
         be read again and have two receipts. A failed lane queues no receipts.
         """
         results = self._with_worker_state(await ending.slice.lane.finish())

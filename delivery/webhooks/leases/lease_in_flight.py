@@ -1,7 +1,7 @@
 """Carry a lease from its triage to its report.
 
-No I/O except log lines: the registry's destination, the attempts and `now_ms` are passed in.
-delivery.webhooks.leases.lease_triage decides, and delivery.webhooks.leases.lease_runner attempts the waiting entries.
+No I/O except log lines: the registry's destination, the attempts and `now_ms` are passed in. `lease_triage` decides about the
+entries, and `lease_runner` attempts the waiting entries.
 
     begin ─┬─► skipped, given up or accepted earlier: ended
            ├─► endpoint paused, disabled or quarantined, or registry behind: requeued
@@ -212,7 +212,7 @@ class LeaseInFlight:
     def finish(self, now_ms: int) -> None:
         """Requeue every entry that was not attempted.
 
-        Entries are not attempted if the lease's time ran out, or if the lease was stopped, such as by a change of its endpoint.
+        Entries are left if the lease's time ran out, or if the lease was stopped, for example after a change of its endpoint.
         """
         for place in self.waiting:
             self.report.requeue(place, NextAttempt(now_ms, self.message.entries[place].retries))

@@ -39,7 +39,7 @@ _MENDED_BY_PEOPLE = frozenset(
 """Error classes and reasons of failures that people have to repair. If no wait of the schedule is used up yet, such a failure
 skips the first wait, unless the schedule has only one."""
 JITTER = 0.2
-"""Share by which a wait is at most shortened or lengthened, at random, so that deliveries that failed together do not return
+"""Largest share by which a wait is shortened or lengthened at random. So deliveries that failed together do not return
 together."""
 LOCAL_WAIT_S = 5.0
 """Seconds before the next attempt in the retry lane after a fault of ours, or after a 410 of the endpoint. Also the shortest

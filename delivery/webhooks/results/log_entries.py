@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 Offsets: TypeAlias = dict[str, dict[str, dict[str, list[int]]]]
-"""Offsets by subscription, topic and partition. The entry of a batch has them in place of one entry for each event, which would
-cost more than sending the events."""
+"""Offsets by subscription, topic and partition. A batch has one entry with such offsets. An entry for each event would cost
+more than sending the events."""
 
 
 class Due(NamedTuple):

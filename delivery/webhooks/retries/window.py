@@ -32,8 +32,8 @@ RECENT_FAILURE_MS = 60_000
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
 """Reasons for which no lane sends requests: the endpoint is paused, disabled or quarantined. They say nothing of its health."""
 BACKOFF_REASONS = frozenset({retry_reasons.CIRCUIT_OPEN, retry_reasons.LANE_DEADLINE, error_classes.GONE}) | BLOCKED
-"""If another lane defers a delivery for one of these reasons, the retry lane backs off from the endpoint too, unless a report
-or an earlier back-off is current (KNOWLEDGE_MS)."""
+"""Reasons for which the retry lane backs off from an endpoint when another lane defers a delivery. There is no back-off while a
+report or an earlier back-off is current (KNOWLEDGE_MS)."""
 NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts that the endpoint did not accept, whether it is healthy or not."""
 

@@ -70,10 +70,10 @@ class Reachability:
         return _unreachable(self.destinations)
 
     def is_broken(self, *, least: int = MIN_DESTINATIONS) -> bool:
-        """Return True if our own network seems broken.
+        """Return True if our own network seems broken, by two conditions that both hold.
 
-        That is: requests went to at least `least` destinations, of at least MIN_CUSTOMERS customers, and at least
-        UNREACHABLE_SHARE of the destinations, and of the customers, did not respond.
+        1. Requests went to at least `least` destinations, of at least MIN_CUSTOMERS customers.
+        2. At least UNREACHABLE_SHARE of the destinations, and of the customers, did not respond.
         """
         return (
             self.asked >= least

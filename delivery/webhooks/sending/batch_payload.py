@@ -1,6 +1,6 @@
 """Build the request body of a batch, and read from the response which events of the batch it rejects.
 
-Source: Standard Webhooks 1.0 for each message of the array; CloudEvents 1.0.2, "JSON Batch Format" (section 4 of the JSON event
+Source: Standard Webhooks 1.0 for each message of the array. CloudEvents 1.0.2, "JSON Batch Format" (section 4 of the JSON event
 format) and "HTTP Protocol Binding" (section 3.3).
 """
 

@@ -44,8 +44,8 @@ def pick_compaction(segments: Mapping[int, StoredSegment]) -> tuple[list[int], i
     The levels are examined from the highest to the lowest. The segments of a level and of all lower levels, which are the
     newest segments, are merged in two cases:
     1. The level has MAX_RUNS runs or more: they become one run of the next level.
-    2. The segments had MIN_MERGED_SIZE bytes or more when they were written, and more than half of these bytes were removed:
-       the remaining items become one run of the same level.
+    2. The segments had MIN_MERGED_SIZE bytes or more when they were written, and more than half of them were removed. The
+       remaining items become one run of the same level.
 
     A merge that would write more than MAX_MERGED_SIZE is not made.
     """
