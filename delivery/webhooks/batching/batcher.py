@@ -39,7 +39,7 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
     """The stored events of one endpoint, as the shard's index counts them."""
 
     bounds: segment.Bounds
-    """The bounds of the endpoint's batches. They came with the endpoint's newest event."""
+    """The bounds of the endpoint's batches, from the endpoint's newest event."""
     events: int
     """Number of stored events."""
     size: int

@@ -152,8 +152,8 @@ def _is_kept(header: tuple[str, bytes]) -> bool:
     """Return True for a header that is also true of the decoded value: every header but two.
 
     `content-encoding` is dropped. `content-type` is dropped too, with two exceptions:
-    1. It names structured mode. The decoded JSON is a CloudEvent.
-    2. It names a media type of JSON. The framed value is no JSON, so this is the media type of the decoded JSON.
+    1. `content-type` names structured mode. The decoded JSON is a CloudEvent.
+    2. `content-type` names a media type of JSON. The framed value is no JSON, so this is the type of the decoded JSON.
     """
     name, content = header[0].lower(), header[1]
     if name == _CONTENT_TYPE:

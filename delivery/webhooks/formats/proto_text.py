@@ -1,8 +1,8 @@
 """Parse the text of a `.proto` file into its descriptor. Pure. Runs in the executors, the archive and the commands.
 
 Some schema registries have no descriptors, and return Protobuf schemas as the text that a producer registered. The descriptor
-has what decoding needs: messages, enums, fields and imports. It lacks services, extensions, options and default values. Names
-of types stay as written: Protobuf's pool looks them up in the scopes around the field, as `protoc` does.
+has what decoding needs: messages, enums, fields and imports. Services, extensions, options and default values are left out.
+Names of types stay as written: Protobuf's pool looks them up in the scopes around the field, as `protoc` does.
 
 Source: "Protocol Buffers Language Specification", proto2 and proto3.
 """

@@ -81,5 +81,5 @@ def compiled(schema_id: int, schema: Schema) -> Decode:
 
 
 def _unchanged(body: bytes) -> bytes:
-    """Return the body, which is JSON. It is not validated by its schema: the producer's serializer does that."""
+    """Return the body, which is JSON. Only the producer's serializer validates a body by its schema."""
     return body

@@ -127,7 +127,7 @@ class HttpConnection(asyncio.Protocol):
         # The parser refers back to this object. Without the cycle, both are freed at once instead of by the collector.
         del self._parser
 
-    # Called by the parser. It turns an exception in a callback into its HttpParserError.
+    # Called by the parser, which turns an exception in a callback into an HttpParserError.
 
     def on_message_begin(self) -> None:
         if self._answer is None:  # a second response

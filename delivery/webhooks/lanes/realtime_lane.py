@@ -35,8 +35,8 @@ with these results are not repeated after a crash."""
 MAX_WAITING = 500
 """When this many records wait for the event loop, the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
-"""When this many Results objects wait to be written to Kafka, no record is read. They are the results of some 10 s. A crash
-would repeat the deliveries of unwritten results."""
+"""When this many Results objects, from some 10 s, wait to be written to Kafka, no record is read. A crash would repeat the
+deliveries of unwritten results."""
 UNFORESEEN = (
     "an unforeseen error in a task of lane realtime: the task fails, and the lane restarts its query. Nothing is lost. Send "
     "this traceback to the maintainers of the platform"

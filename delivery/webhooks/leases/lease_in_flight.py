@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
     timeout_s: float | None
     """Seconds for the attempt. None: the default of the sender."""
     skipped: list[Outcome[Any]]
-    """Outcomes of the events of a batch that are skipped. They are recorded when the batch ends: a requeued batch keeps these
+    """Outcomes of the events of a batch that are skipped. Recorded when the batch ends, because a requeued batch keeps these
     events."""
 
 

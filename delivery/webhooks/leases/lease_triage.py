@@ -106,8 +106,8 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
     5. Otherwise the other events are attempted.
 
     If the lease is given up (`Lease.given_up`), its entries cannot wait. In case 2 all events of the entry become dead letters.
-    Otherwise only case 3 applies, and all other events become dead letters. An exception is a lease that is given up as
-    BROUGHT_FORWARD. It has resends of deliveries that wait in the retry lane, and all its entries are skipped.
+    Otherwise only case 3 applies, and all other events become dead letters. All entries of a lease that is given up as
+    BROUGHT_FORWARD are skipped, because they are resends of deliveries that wait in the retry lane.
     """
     reason = _pause_reason(lease, view.destination.endpoint)
     if reason is not None:

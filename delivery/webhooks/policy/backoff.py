@@ -30,8 +30,8 @@ _RETRIED_QUICKLY = frozenset(
 )
 """Error classes that get a quick retry, because the failure often passes within a second. `wait_s` decides about a throttled
 request. A timeout is left out, because it has used the lane's time. TLS errors and refusals are left out, because they do not
-change in a second. A blocked address does not change either. It gets as many attempts as a name that does not resolve, so
-that the number of attempts does not tell customers which internal names exist."""
+change in a second. A blocked address does not change either, but gets as many attempts as a name that does not resolve.
+So the number of attempts does not tell customers which internal names exist."""
 
 _MENDED_BY_PEOPLE = frozenset(
     {error_classes.REFUSED, error_classes.REDIRECT, retry_reasons.CONFIGURATION, errors.TlsFailed.error_class}
@@ -63,7 +63,7 @@ class QuickRetry:
     jitter: float = JITTER
     """Share by which the wait is at most shortened or lengthened, at random."""
     max_wait_s: float = 3.0
-    """Longest `Retry-After`, in seconds, for which the lane waits. It does not bound the wait that doubles."""
+    """Longest `Retry-After`, in seconds, for which the lane waits. The wait that doubles may be longer."""
 
     def wait_s(
         self, attempt_number: int, error_class: str, retry_after_s: float | None = None, rng: Rng = random

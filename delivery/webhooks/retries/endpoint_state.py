@@ -143,7 +143,7 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     written: bytes
     """The EndpointState as msgpack bytes."""
     due_ms: int
-    """When the endpoint needs a decision, so that its state is decoded. Its messages cause earlier decisions."""
+    """When the endpoint needs a decision, so that its state is decoded. A message for it causes an earlier decision."""
     events: int
     """Events that wait for the endpoint, including leased events."""
     size: int

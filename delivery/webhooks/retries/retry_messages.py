@@ -136,7 +136,7 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     """A message about one endpoint to the endpoint's shard of the retry lane. Each message is one of these three kinds.
 
     1. `deferral`: deliveries and batches that a lane, a redrive or a replay gives to the retry lane. `resends` may be set.
-    2. `completion`: background attempts that have completed. It may carry a health hint.
+    2. `completion`: background attempts that have completed. A completion may carry a health hint.
     3. `health_hint`: a fast lane's requests to the endpoint succeed or fail.
     """
 

@@ -30,7 +30,7 @@ endpoint without entries is kept at least as long."""
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
-"""Reasons for which no lane sends requests: the endpoint is paused, disabled or quarantined. They say nothing of its health."""
+"""Reasons for which no lane sends requests to an endpoint. Such a reason says nothing about the endpoint's health."""
 BACKOFF_REASONS = frozenset({retry_reasons.CIRCUIT_OPEN, retry_reasons.LANE_DEADLINE, error_classes.GONE}) | BLOCKED
 """Reasons for which the retry lane backs off from an endpoint when another lane defers a delivery. There is no back-off while a
 report or an earlier back-off is current (KNOWLEDGE_MS)."""

@@ -31,7 +31,7 @@ class Snapshot:
         """Pickle the subscriptions as columns instead of rows.
 
         The state of each pickled row would be a list, and the unpickler keeps all lists until it ends. With 100,000
-        subscriptions the lists are 35 MB. They lie between the rows, so a worker cannot return this memory to the system.
+        subscriptions the lists are 35 MB. The lists lie between the rows, so a worker cannot return this memory to the system.
         """
         rows = list(self.subscriptions.values())
         scopes = {scope: place for place, scope in enumerate(dict.fromkeys(row.scope for row in rows))}

@@ -48,7 +48,7 @@ UNHEALTHY = frozenset(
 REFUSED = frozenset({error_classes.REFUSED, error_classes.REDIRECT})
 """Error classes of responses that refuse one event or show a wrong setting: a 3xx, or a 4xx that is not in UNHEALTHY."""
 _NEUTRAL = frozenset({errors.LocalFailure.error_class, retry_reasons.CONFIGURATION})
-"""Error classes in which the endpoint had no part. They change no breaker."""
+"""Error classes in which the endpoint had no part. Such results change no breaker."""
 
 
 class CircuitBreaker:

@@ -115,7 +115,7 @@ class NetworkHealth:
         """Return the judgement after a micro-batch.
 
         1. Hardly any destination responded (`Reachability.is_broken`), and no pause lasts: the network is broken. The pause is
-           FIRST_PAUSE_S. It doubles each time this is found again, up to MAX_PAUSE_S.
+           FIRST_PAUSE_S. The pause doubles each time the network is found broken again, up to MAX_PAUSE_S.
         2. Hardly any destination responded, and a pause lasts: no change. No micro-batch begins in a pause, so this
            micro-batch began before the pause, and did not test the network again.
         3. Most destinations responded: the network works, however few they are.

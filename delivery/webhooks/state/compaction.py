@@ -4,8 +4,8 @@ Runs in the executors. Pure.
 
 A segment is immutable: one value of Spark's state, with some of the shard's items. Many segments, or segments from which most
 items were removed, are merged into new segments. An item is rewritten the more often the longer it waits: once more each time
-the wait quadruples. The state of a shard takes at most about twice the bytes of the items that wait in it. It takes more if
-these items have more than MAX_MERGED_SIZE.
+the wait quadruples. The state of a shard takes at most about twice the bytes of the items that wait in it. The state takes
+more if these items have more than MAX_MERGED_SIZE.
 """
 
 from __future__ import annotations
