@@ -91,7 +91,7 @@ class LaneFailed(FanoutError):
 class RegistrationError(FanoutError):
     """A document, a row or a request is refused. `path` is the place of the mistake, such as `endpoints[3].url`.
 
-    `file` is the name of the document; empty: it has none. `line` is the line of the mistake; None: unknown.
+    `file` is the name of the document. Empty: the document has no name. `line` is the line of the mistake. None: unknown.
     """
 
     def __init__(self, path: str, problem: str, file: str = "", line: int | None = None) -> None:
@@ -192,7 +192,8 @@ class EventRejected(FanoutError):
 class BatchFound(EventRejected):
     """A Kafka record is a batch of `events` events, and `source.batch_records` is `taken_apart`.
 
-    `written_bytes` is the size of the records that a lane makes of it. Every other reader handles the record as no event.
+    `written_bytes` is the size of the records that a lane writes for these events. Only the intake catches BatchFound. Other
+    callers handle it like any EventRejected.
     """
 
     def __init__(self, events: int, written_bytes: int) -> None:

@@ -1,9 +1,9 @@
 """The job's table of contents. `fanout run` calls `run`, on the driver.
 
 Each name between two arrows is a file below `delivery/stages/`. `lanes/` and `realtime/` connect the stages.
-    direct    event topics ─► source ─► deliver_events (route, sign, send) ─► sink ─► attempts, dead letters, rejected, retries
-    batch     event topics ─► source ─► route ─► batch_shard (state) ─► deliver_batches ─► sink ─► the same topics
-    retry     retries topic ─► source ─► retry_shard (state) ─► deliver_retries ─► sink ─► the same topics
+    direct    event topics ─► topic_source ─► deliver_events ─► sink ─► attempts, dead letters, rejected, retries
+    batch     event topics ─► topic_source ─► collect_segments ─► batch_shard ─► deliver_batches ─► sink ─► the same topics
+    retry     retries topic ─► topic_source ─► retry_shard ─► deliver_retries ─► sink ─► the same topics
     realtime  topics of its pattern ─► realtime_source ─► deliver_realtime ─► sink ─► the same topics
 """
 

@@ -30,8 +30,8 @@ class Record(NamedTuple):
     partition: int
     offset: int
     appended_at_ms: int
-    """The record's timestamp in Kafka, milliseconds since the epoch: when the broker appended the record or, in a topic with
-    `CreateTime`, when its producer wrote it. An event's latency counts from this time."""
+    """The record's timestamp in Kafka, milliseconds since the epoch: when the broker appended the record. In a topic with
+    `CreateTime`, when the producer wrote the record. An event's latency counts from this time."""
     value: bytes | None
     """The content. None: the record is a tombstone."""
     headers: tuple[tuple[str, bytes], ...] = ()

@@ -28,7 +28,7 @@ from delivery.webhooks.state.backlog import ShardBacklog
 
 VERSION = 1
 MAX_SEGMENT_BYTES = 128 * 1024
-"""Most bytes of events in a stored segment. If one endpoint has more, they have a larger segment of their own. Small, because a
+"""Most bytes of events in a stored segment. An endpoint with more bytes has a larger segment of its own. Small, because a
 segment is read whole when events of one of its endpoints are sent."""
 MAX_SENT_BYTES = 64 * 1024 * 1024
 """Most bytes that one decision sends to endpoints with stored events, because all batches of a decision are in memory
@@ -39,7 +39,7 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
     """The stored events of one endpoint, as the shard's index counts them."""
 
     bounds: segment.Bounds
-    """The bounds of the endpoint's batches. They came with the endpoint's newest event."""
+    """The bounds of the endpoint's batches, from the endpoint's newest event."""
     events: int
     """Number of stored events."""
     size: int
@@ -138,8 +138,8 @@ def decide(
 
     `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment with a given number. A
     second run with the same arguments sends the same batches. A batch that is due within the look-ahead is sent now: at the
-    next decision it would be late. If more than MAX_SENT_BYTES of stored events are due, the endpoints with the oldest events
-    come first, and the others wait for the next decision. Raise StateUnreadable for a segment of another version.
+    next decision it would be late. A decision sends stored events up to MAX_SENT_BYTES, the endpoints with the oldest events
+    first. Other endpoints with due events wait for the next decision. Raise StateUnreadable for a segment of another version.
     """
     return _Batcher(index, read, now_ms + look_ahead_ms).decide(arrived)
 
@@ -154,13 +154,13 @@ class _Batcher:
         self._open: dict[int, dict[str, segment.PendingBatch]] = {}
         """Decoded segments by number. Each is kept until all of its events that are sent now are taken out."""
         self._readers: Counter[int] = Counter()
-        """By number of a segment: how many endpoints' events in this segment are sent now, and were not taken out yet."""
+        """By number of a segment: how many endpoints have events in the segment that are sent now and not taken out yet."""
         self._decision = BatchingDecision(index=index)
 
     def decide(self, arrived: Iterable[bytes]) -> BatchingDecision:
         kept = self._gathered(arrived)
         immediate = {key for key, batch in kept.items() if batch.mark == segment.Mark.IMMEDIATE}
-        # If all waits are short, these are all events. They never enter the index, and are sent after the stored events.
+        # Events that never enter the index, sent after the stored events. If all endpoints flush immediately: all events.
         unstored = [kept.pop(key) for key in sorted(immediate.difference(self._index.endpoints))]
         for key, batch in kept.items():
             self._count_in(key, batch)

@@ -141,7 +141,7 @@ class PendingBatch:
     mark: int = Mark.WAITS
     items: list[SegmentItem] = field(default_factory=list)
     subscription_ids: list[SubscriptionId] = field(default_factory=list)
-    """For each item the subscription by which the event is due."""
+    """For each item, in the same order, the subscription by which the event is due."""
     size: int = 0
     """Sum of the sizes of all items, in bytes."""
     oldest_ms: int = 2**62
@@ -245,7 +245,7 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
     """Return the bounds of an endpoint's batches, with a reduced wait.
 
     The endpoint's id decides the reduction: at most the share SPREAD of the wait, and at most MAX_SPREAD_MS. Without the
-    reduction, endpoints that began together, as after a start or a spike, would be due together for ever: a thousand batches
+    reduction, endpoints that began together, as after a start, would be due together for ever. A thousand batches would leave
     in one moment, and none between.
     """
     max_wait_ms = round(batching.max_wait_s * 1000)
@@ -293,8 +293,8 @@ def packed(event: Packed) -> bytes:
 def encoded(batches: Iterable[PendingBatch], max_bytes: int = MAX_BYTES) -> Iterator[tuple[bytes, list[PendingBatch]]]:
     """Yield the pending batches as segments: pairs of a segment's bytes and the pending batches in it.
 
-    A segment has at most `max_bytes` of events, or a single pending batch. An Item object that several pending batches share is
-    in a segment once.
+    A segment has at most `max_bytes` of events, or a single pending batch. A SegmentItem object that several pending batches
+    share is in a segment once.
     """
     together: list[PendingBatch] = []
     places: dict[int, int] = {}

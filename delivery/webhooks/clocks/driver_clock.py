@@ -23,14 +23,14 @@ AHEAD_S = 30.0
 """Seconds. A worker counts as ahead if its clock was more than this ahead of each of the last SAMPLES stamps. On a busy
 cluster one task may wait this long, but hardly every task."""
 ENOUGH_SAMPLES = 3
-"""Number of stamps that a new worker must have received before it may count as ahead, because the first task of a worker waits
-for the process to start."""
+"""Fewest stamps after which a new worker may count as ahead. The first task of a worker waits for the process to start, so its
+stamp is late."""
 
 
 class DriverClock:
-    """Estimate the driver's time. A call of the object returns it, in seconds since the epoch. `clock` is the worker's clock.
+    """Estimate the driver's time. A call of the object returns the estimate, in seconds since the epoch.
 
-    Thread-safe.
+    `clock` is the worker's clock. Thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

@@ -1,7 +1,7 @@
 """Take a batch record apart: a Kafka record with a JSON array of CloudEvents becomes a record for each event. Pure.
 
 Runs in the executors. CloudEvents defines no batch for Kafka, so the record has the content type of the HTTP binding. Each
-event keeps its bytes and is not checked here. A lane reads its new record later, and rejects it by itself if it is wrong
+event keeps its bytes and is not checked here. A lane later reads each new record like any other record, and may reject it
 (docs/adr/0049-batch-records-taken-apart.md).
 """
 
@@ -19,7 +19,7 @@ from delivery.webhooks.events import content_encoding
 CONTENT_TYPE = b"application/cloudevents-batch+json"
 """Beginning of the content type of a batch record, in lower case."""
 EVENT_CONTENT_TYPE = b"application/cloudevents+json"
-"""Content type of each event's new record. It is not CONTENT_TYPE, so no record is taken apart twice."""
+"""Content type of each event's new record. Differs from CONTENT_TYPE, so that no record is taken apart twice."""
 MAX_EVENTS = 1000
 """Most events of a batch record, as in a request to `POST /v1/events`."""
 MAX_WRITTEN_BYTES = 4 * 1024 * 1024
@@ -28,20 +28,21 @@ events would be 200 MB."""
 _NOT_COPIED = frozenset({"content-type", content_encoding.HEADER})
 """Names of the headers, in lower case, that are true of the batch record only."""
 _MAX_VALUE_BYTES = 1024 * 1024
-"""More than the most that `source.max_event_bytes` can be. The parser has checked the bound of the setting before."""
+"""Bound of decompression, in bytes: above the largest allowed `source.max_event_bytes`. The parser has checked the record by
+this setting before."""
 _ARRAY: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
 
 Headers = tuple[tuple[str, bytes], ...]
 
 
 class BatchRecord(NamedTuple):
-    """A batch record that the parser has read. It holds no events: a task has thousands of records with a thousand each."""
+    """A batch record that the parser has read, without its events: a task may have thousands of records of 1000 events."""
 
     record: Record
     events: int
-    """Number of its events."""
+    """Number of the events."""
     written_bytes: int
-    """Bytes of the records of its events."""
+    """Bytes of the new records for the events."""
 
 
 class EventRecord(NamedTuple):
@@ -58,9 +59,9 @@ class EventRecord(NamedTuple):
 def refuse(headers: Headers, value: bytes, *, takes_apart: bool) -> NoReturn:
     """Raise BatchFound for a batch record that a lane takes apart, or EventRejected if the record is rejected as a whole.
 
-    `value` is the record's value, decompressed. It is rejected in four cases:
+    `value` is the record's value, decompressed. The record is rejected in four cases:
     1. `takes_apart` is false.
-    2. It is no JSON array.
+    2. `value` is no JSON array.
     3. The array is empty.
     4. The array has more than MAX_EVENTS events, or their records would have more than MAX_WRITTEN_BYTES.
     """
@@ -89,7 +90,8 @@ def refuse(headers: Headers, value: bytes, *, takes_apart: bool) -> NoReturn:
 def event_records(batch: BatchRecord) -> Iterator[EventRecord]:
     """Yield the record of each event, in the order of the events.
 
-    It is in structured mode. Partition, key and headers are those of the batch record, except the headers in _NOT_COPIED.
+    Each record is in structured mode. Partition, key and headers are those of the batch record, except the headers in
+    _NOT_COPIED.
     """
     record = batch.record
     named, value = {name.lower(): content for name, content in record.headers}, record.value or b""

@@ -112,7 +112,7 @@ def _platform_mismatch(event: Event) -> str:
 
 def require_size(record: Record, value: bytes | None, layout: Layout) -> None:
     """Raise EventRejected if `value` and the record's headers together have more than `Layout.max_bytes`."""
-    # Headers count: a dead letter has them too, and one that does not fit into Kafka would stop the lane for all customers.
+    # Headers count, because a dead letter has them too. A dead letter that Kafka refuses would stop the lane for all customers.
     size = len(value or b"") + sum(header_bytes(name, content) for name, content in record.headers)
     if size > layout.max_bytes:
         raise errors.EventRejected(
@@ -333,7 +333,8 @@ def _loads(value: bytes, part: str = "value") -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as exc:
-        # Without the document, because the text is logged. UTF-8, NaN and nesting beyond 1024 levels end here too.
+        # The text quotes nothing of the document, because it is logged. Also raised for invalid UTF-8, for NaN, and for more
+        # than 1024 levels.
         raise errors.EventRejected(
             "not_json", f"the {part} is not valid JSON ({exc}): publish the event as valid JSON"[:200]
         ) from exc
@@ -353,7 +354,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _optional(value: Any, name: str) -> str | None:
-    """Return an attribute as text; None if it is missing or empty. A whole number becomes text: ids in JSON often are numbers.
+    """Return an attribute as text; None if it is missing or empty. A whole number becomes text: ids in JSON are often numbers.
 
     Raise EventRejected for any other value, and for text that is too long or not printable.
     """

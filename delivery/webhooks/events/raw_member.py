@@ -13,9 +13,10 @@ _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set 
 
 
 def of(value: bytes, name: str) -> bytes:
-    """Return the bytes of a top-level member of a valid JSON object, unchanged. Raise EventRejected if it is nested too deeply.
+    """Return the bytes of a top-level member of a valid JSON object, unchanged.
 
-    The JSON libraries in use do not return the position of a value. Writing the parsed value again would change its bytes.
+    Raise EventRejected if the object lacks the member, or is nested too deeply. The JSON libraries in use do not return the
+    position of a value. Writing the parsed value again would change its bytes.
     """
     text = value.decode()
     try:

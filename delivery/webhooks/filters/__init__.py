@@ -1,4 +1,4 @@
-"""Filters on the content of events.
+"""Filter events by their content.
 
 In: the pattern of a subscription and the document of an event. Out: True if the event matches. Runs in the executors, and in
 the archive for replays. The API, the commands and the driver check patterns by the same code, and explain matches.

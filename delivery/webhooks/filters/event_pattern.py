@@ -14,8 +14,8 @@ objects (branches). At least one branch must match, and so must the other fields
   `{"exists": false}` matches a field without a value. `anything-but` needs a value.
 * A field that is an array matches when one of its elements matches by a value, at any depth of nesting. A match by missing
   values alone needs all elements: if one of two elements has a `discount`, `discount` is not missing.
-* Fields of one pattern object must match in the same object of an array: a pattern for first name Ann and last name Lee does
-  not match an array with Ann Ray and Bo Lee.
+* Fields of one pattern object must match in the same object of an array. So a pattern for first name Ann and last name Lee
+  does not match an array with Ann Ray and Bo Lee.
 
 EventBridge differs in details, which docs/filters.md lists. The most important are:
 

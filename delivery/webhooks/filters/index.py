@@ -188,7 +188,7 @@ def _keys(conditions: _Conditions) -> Iterator[_Key]:
 
 
 def _weight_function(keys: Iterable[_Key]) -> Callable[[_Key], float]:
-    """Return a function from a key to its weight: the number of times that the key occurs in `keys`, the keys of all filters.
+    """Return a function from a key to its weight: how often the key occurs in `keys`, the keys of all filters.
 
     A document's number is assumed to be in half of the ranges at its path. So a range weighs half of the ranges at its path.
     """

@@ -217,7 +217,7 @@ def _exists(operand: Any, path: str) -> Tests:
 
 
 def _anything_but(operand: Any, path: str) -> Tests:
-    """Return tests that accept each scalar that is not excluded, null included. They accept no object and no missing field."""
+    """Return tests that accept each scalar that is not excluded, null included, and no object or missing field."""
     if isinstance(operand, dict):
         excluded: Tests = {str: _excluded_texts(operand, path)}
     else:

@@ -26,8 +26,8 @@ MAX_SCALE = 1000
 digits."""
 _VALUE = "value"
 _WRAPPER = "fanout.Wrapper"
-"""Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. The record is
-needed, because fastavro parses any other schema again for each value, and then does not know the types of references."""
+"""Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. Without
+the record, fastavro would parse the schema again for each value, and would then not know the types of references."""
 
 
 def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
@@ -123,7 +123,7 @@ class _Examined:
         return found
 
     def _any_recursive(self, parts: Iterable[Any]) -> bool:
-        """Return True if one of the types is recursive. Examines all of them, as a later one may be refused."""
+        """Return True if one of the types is recursive. Examine all types, because `is_recursive` may refuse a later one."""
         found = False
         for part in parts:
             found |= self.is_recursive(part)
@@ -136,7 +136,7 @@ class _Examined:
                 return schema == "null"
             if schema in within:
                 return True
-            if schema not in self._empty:  # without the memory, types that name others twice would take exponential time
+            if schema not in self._empty:  # without this cache, types that name others twice would take exponential time
                 self._empty[schema] = self._may_be_empty(self._named[schema], within | {schema})
             return self._empty[schema]
         if isinstance(schema, list):

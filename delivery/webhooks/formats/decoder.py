@@ -76,7 +76,7 @@ class Decoder:
         self._unknown: cachetools.TTLCache[int, None] = cachetools.TTLCache(formats.max_schemas, UNKNOWN_S, timer=clock)
         self._clock = clock
         self._away: tuple[float, str] = (-math.inf, "")
-        """The time by `clock` until which the schema registry is not asked again. Then the text of the last error."""
+        """A pair: the time by `clock` until which the schema registry is not asked again, and the text of the last error."""
         self._reads_topic = functools.lru_cache(maxsize=10_000)(self._matches)
 
     async def event(self, record: Record) -> Event:
@@ -138,7 +138,7 @@ class Decoder:
 
 
 def decoder_of(formats: Formats | None, layout: parsing.Layout) -> Decoder | None:
-    """Return a new Decoder. None: `formats` is None, as no schema registry is set."""
+    """Return a new Decoder; None if `formats` is None, because the job has no schema registry."""
     return None if formats is None else Decoder(formats, layout, registry_client.RegistryClient(formats.access))
 
 
@@ -152,8 +152,8 @@ def _is_kept(header: tuple[str, bytes]) -> bool:
     """Return True for a header that is also true of the decoded value: every header but two.
 
     `content-encoding` is dropped. `content-type` is dropped too, with two exceptions:
-    1. It names structured mode. The decoded JSON is a CloudEvent.
-    2. It names a media type of JSON. The framed value is no JSON, so this is the media type of the decoded JSON.
+    1. `content-type` names structured mode. The decoded JSON is a CloudEvent.
+    2. `content-type` names a media type of JSON. The framed value is no JSON, so this is the type of the decoded JSON.
     """
     name, content = header[0].lower(), header[1]
     if name == _CONTENT_TYPE:

@@ -1,8 +1,8 @@
 """Parse the text of a `.proto` file into its descriptor. Pure. Runs in the executors, the archive and the commands.
 
 Some schema registries have no descriptors, and return Protobuf schemas as the text that a producer registered. The descriptor
-has what decoding needs: messages, enums, fields and imports. It lacks services, extensions, options and default values. Names
-of types stay as written: Protobuf's pool looks them up in the scopes around the field, as `protoc` does.
+has what decoding needs: messages, enums, fields and imports. Services, extensions, options and default values are left out.
+Names of types stay as written: Protobuf's pool looks them up in the scopes around the field, as `protoc` does.
 
 Source: "Protocol Buffers Language Specification", proto2 and proto3.
 """
@@ -93,7 +93,7 @@ class _Parser:
         self._expect(";")
 
     def _message(self, message: Any) -> None:
-        """Read a message from its name on. Entries of maps come after the declared messages, as writers count these only."""
+        """Read a message from its name on. Entries of maps come last, because message indexes count declared messages only."""
         message.name = self._take()
         self._expect("{")
         entries: list[Any] = []
@@ -183,7 +183,7 @@ class _Parser:
         self._skip_to("}")
 
     def _skip_to(self, end: str) -> None:
-        """Read all tokens up to `end`, which stands in no further brackets."""
+        """Read all tokens up to the first `end` that is not inside nested brackets."""
         open_brackets: list[str] = []
         while (token := self._take()) != end or open_brackets:
             if token in _BRACKETS:
@@ -222,7 +222,7 @@ class _Parser:
 
 
 def _set_type(field: Any, name: str) -> None:
-    """Set the type of a field. Whether another type than a scalar one is a message or an enum, Protobuf's pool finds out."""
+    """Set the type of a field. Protobuf's pool finds out whether a type that is not scalar is a message or an enum."""
     if name in _SCALARS:
         field.type = _SCALARS[name]
     else:

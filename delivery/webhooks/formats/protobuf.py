@@ -19,7 +19,7 @@ from delivery import errors
 from delivery.webhooks.formats import wire_format
 
 _MAIN = "fanout/schema.proto"
-"""File name that the schema gets, because the schema registry has no name for it. An import of this name is a fault."""
+"""File name that the schema gets, because the schema registry has no name for it. No other file may import this name."""
 _MODULES = (
     *(
         f"google.protobuf.{name}_pb2"

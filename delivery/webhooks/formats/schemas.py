@@ -29,7 +29,7 @@ MAX_REFERENCES = 1000
 """Most schemas that one schema may need, directly or through others. The events of a schema that needs more are rejected."""
 _MEDIA_TYPES = {SchemaType.AVRO.value: "application/avro", SchemaType.PROTOBUF.value: "application/x-protobuf"}
 _ANY_BYTES = "application/octet-stream"
-"""Media type of framed JSON, because the frame makes it no JSON, and of values by schemas of unknown types."""
+"""Media type of framed JSON, which is no JSON because of the frame, and of values by schemas of unknown types."""
 
 
 class Reference(NamedTuple):
@@ -61,7 +61,7 @@ def compiled(schema_id: int, schema: Schema) -> Decode:
     """
     try:
         if len(schema.references) > MAX_REFERENCES:
-            raise ValueError(f"it needs more than {MAX_REFERENCES} other schemas")  # noqa: TRY301  # as the formats refuse one
+            raise ValueError(f"it needs more than {MAX_REFERENCES} other schemas")  # noqa: TRY301  # as in `avro`
         if schema.schema_type == SchemaType.AVRO:
             return avro.compiled(schema.text, [reference.text for reference in schema.references])
         if schema.schema_type == SchemaType.PROTOBUF:
@@ -81,5 +81,5 @@ def compiled(schema_id: int, schema: Schema) -> Decode:
 
 
 def _unchanged(body: bytes) -> bytes:
-    """Return the body, which is JSON. It is not validated by its schema: the producer's serializer does that."""
+    """Return the body, which is JSON. Only the producer's serializer validates a body by its schema."""
     return body

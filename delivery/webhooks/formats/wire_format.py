@@ -1,7 +1,7 @@
 """Split a value in the Confluent wire format: a zero byte, the schema's id in four bytes, the body. Pure.
 
-Runs in the executors, the archive and the commands. The body of a Protobuf value begins with message indexes: the position of
-its message in the schema's file.
+Runs in the executors, the archive, the API and the commands. The body of a Protobuf value begins with message indexes: the
+position of the value's message in the schema's file.
 """
 
 from __future__ import annotations

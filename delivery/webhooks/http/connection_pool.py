@@ -1,8 +1,8 @@
 """Keep a bounded number of connections open between requests. Only requests with equal origins share a connection.
 
 Runs in the event loop of a worker, of the API or of a command. The only module that uses aiohttp's internal interfaces, for
-which aiohttp is pinned (docs/adr/0003). aiohttp's connector looks up names, connects and sets up TLS. aiohttp's own pool
-is not used, because its limit leaves out idle connections: with 10,000 endpoints it would need too many file descriptors.
+which aiohttp is pinned (docs/adr/0003). aiohttp's connector looks up names, connects and sets up TLS. The limit of
+aiohttp's own pool leaves out idle connections. With 10,000 endpoints that pool would need too many file descriptors.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class _Opening:
     def _own_failure(self) -> errors.LocalFailure | None:
         """Return a failure of ours if the opening waits for a connection or a thread of ours; None otherwise.
 
-        Such a wait proves nothing about the endpoint. A look-up waits if the DNS servers of other endpoints hang, which may be
-        another customer's.
+        Such a wait proves nothing about the endpoint. A look-up waits for a thread if DNS servers of other endpoints hang, also
+        of other customers' endpoints.
         """
         if not self.step:
             return errors.LocalFailure(_NO_FREE_CONNECTION)
@@ -231,8 +231,8 @@ class ConnectionPool:
     def release(self, connection: Connection) -> None:
         """Keep `connection` idle for the next request to its origin.
 
-        Close it instead if it cannot be reused, if it is older than MAX_AGE_S, or if any request waits to open a connection:
-        the pool's bound counts idle connections too.
+        Close it instead if it cannot be reused, or if it is older than MAX_AGE_S. Close it also if any request waits to open a
+        connection, because the pool's bound counts idle connections too.
         """
         now = self._loop.time()
         if connection.should_close or self._waiting or now - connection.opened_at > MAX_AGE_S:
@@ -295,7 +295,7 @@ class ConnectionPool:
 
     def _close_oldest(self) -> None:
         origin = next(iter(self._by_age)).origin
-        self.close(self._remove_idle(self._idle[origin], 0))  # of one origin too, the first has been idle longest
+        self.close(self._remove_idle(self._idle[origin], 0))  # of an origin's idle connections, the first is the oldest
 
     def _remove_idle(self, idle: list[Connection], position: int) -> Connection:
         connection = idle.pop(position)

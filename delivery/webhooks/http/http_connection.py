@@ -1,7 +1,7 @@
 """Send requests on one open connection and read their responses, with bounds on everything that arrives.
 
-Runs in the event loop of a worker, of the API or of a command. httptools (llhttp) parses the bytes. httptools has no bounds,
-and does not match responses to requests; this module adds both (docs/adr/0003).
+Runs in the event loop of a worker, of the API or of a command. httptools (llhttp) parses the bytes. This module adds
+bounds, and matches responses to requests, which httptools does not do (docs/adr/0003).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class HttpConnection(asyncio.Protocol):
         # The parser refers back to this object. Without the cycle, both are freed at once instead of by the collector.
         del self._parser
 
-    # Called by the parser. It turns an exception in a callback into its HttpParserError.
+    # Called by the parser, which turns an exception in a callback into an HttpParserError.
 
     def on_message_begin(self) -> None:
         if self._answer is None:  # a second response

@@ -28,7 +28,7 @@ def context(settings: Tls | None) -> ssl.SSLContext:
     """Return the context for an endpoint's TLS settings; raise TargetRefused if they are invalid.
 
     `settings` None: trust the system's authorities, and show no client certificate. Equal settings get the same object while it
-    is cached. aiohttp and ConnectionPool compare connections by this object, so a connection is used only with equal settings.
+    is cached. aiohttp and ConnectionPool compare connections by this object. So a connection is used only with equal settings.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host name
     made.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -67,7 +67,7 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
         try:
             key = _piped(settings.key.reveal())
             try:
-                # With a password set, OpenSSL does not ask the terminal for that of an encrypted key.
+                # Without `password`, OpenSSL would ask the terminal for the password of an encrypted key.
                 made.load_cert_chain(f"/dev/fd/{certificate}", f"/dev/fd/{key}", password="")
             finally:
                 os.close(key)
@@ -78,7 +78,7 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
             f"the client certificate cannot be used: certificate and key must be PEM of at most {MAX_PEM_BYTES // 1024} KiB "
             "each, belong together, and the key must not be encrypted"
         )
-        raise errors.TargetRefused("tls", problem) from None  # the cause could quote them
+        raise errors.TargetRefused("tls", problem) from None  # the cause could quote the PEM texts
 
 
 def _piped(pem: bytes) -> int:

@@ -65,11 +65,12 @@ class Transport:
         """Send one request and return its response; raise a subclass of AttemptFailed if no response comes.
 
         If a response breaks off after its head, the part that came is returned.
+
         `target.head` has the method: POST for deliveries and tokens, OPTIONS for handshakes. `headers` are the delivery's own
         header lines, each ended by CRLF. `timeout_s` bounds the time from the wait for a connection to the response, by
-        `endpoint_time`: a timeout per read would never expire on an endpoint that sends byte by byte. Redirects are not
-        followed. If a reused connection breaks before any byte of the response, or ends with a 408, the request is sent once
-        more on a new one.
+        `endpoint_time`. A timeout per read would never expire on an endpoint that sends byte by byte. Redirects are not
+        followed. If a reused connection breaks before any byte of the response, or ends with a 408, the request is sent again
+        on a new one.
         """
         deadline = self._deadlines.within(timeout_s)
         request = b"%s%scontent-length: %d\r\n\r\n%s" % (target.head, headers, len(body), body)

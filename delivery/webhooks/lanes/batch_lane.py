@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 MAX_UNSETTLED_BYTES = 64 * 1024 * 1024
 """Most bytes of bodies in one task that wait for a slot or a response. Beyond this bound, no further batch is begun."""
 BYTES_BETWEEN_IO = 128 * 1024
-"""Bytes of batches after which the lane yields to the event loop. Building these bodies takes about a millisecond, in which
-responses wait to be read. Yielding after each batch of ten events took a fifth more CPU, because the loop polls the kernel each
-time."""
+"""Bytes of batches after which the lane yields to the event loop. Building the bodies of these batches takes about a
+millisecond, in which responses wait to be read. Yielding after each batch of ten events took a fifth more CPU, because the loop
+polls the kernel each time."""
 REQUEST_COUNTS_BYTES = 4 * 1024
 """Bytes that a batch counts towards BYTES_BETWEEN_IO besides its events."""
 
@@ -94,8 +94,8 @@ class BatchLane:
     async def _parts(self, batch: segment.Batch) -> tuple[Endpoint | None, dict[SkipReason | None, Sequence[int]]]:
         """Return the batch's endpoint in the registry, and the places of the batch's events by the reason to skip them.
 
-        Under None: the events to send. No event is skipped by a cached answer, because a cached answer may lack a newer change,
-        such as the subscription by which the event is due.
+        Under None: the events to send. No event is skipped by a cached answer. A cached answer may lack a newer change, such as
+        the subscription by which the event is due.
         """
         tenants = revalidation.tenant_ids(batch.packed)
         for read_again in (False, True):

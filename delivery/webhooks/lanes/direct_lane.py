@@ -118,7 +118,7 @@ class DirectLane:
                 self._ended_before
                 and completed_work.key_of_event(event, match.subscription.subscription_id) in self._ended_before
             ):
-                continue  # its rows are written; the receipt counts it as due, as in the run that completed it
+                continue  # the delivery's rows are written; the receipt counts the delivery as due, as in the earlier run
             skip = matching.skip_reason(match.subscription)
             postponed = self._deferrals.reason_for(endpoint) if skip is None else None
             if skip is None and postponed is None:

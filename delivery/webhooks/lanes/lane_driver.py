@@ -1,6 +1,6 @@
 """Run the coroutines of a lane from the thread of a Spark task, and yield the results while the coroutines run.
 
-Two threads of a worker process take part: Spark's thread, in which tasks run, and the thread of the event loop, which delivers.
+Two threads of a worker process take part. Tasks run in Spark's thread. The thread of the event loop delivers.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class DrivenLane(Protocol):
 class LaneDriver:
     """Run one lane for one Spark task. `results` is called in the task's thread.
 
-    `gate` is the gate through which the lane sends. `require_jvm` raises Orphaned if the JVM is gone. `complete` adds the state
-    of the worker to the results that come from the beginning of `DrivenLane.finish` on. It is called in the event loop, because
+    `gate` is the gate through which the lane sends. `require_jvm` raises Orphaned if the JVM is gone. `complete` adds the
+    worker's state to each Results from the call of `DrivenLane.finish` on. `complete` is called in the event loop, because
     attempts and other tasks change this state there.
     """
 
@@ -110,9 +110,9 @@ class LaneDriver:
                 self._require_jvm()
                 yield from self._results_of(self._lane.submit(chunk))
             yield from self._results_of(self._lane.finish(), self._complete)
-        except Exception:  # the JVM is gone, and its pipe may show that before the signal does; or a fault of ours
+        except Exception:  # a fault of ours, or the JVM is gone: its closed pipe may be seen before the signal arrives
             yield from self._last_results()
-            raise  # never end well: a JVM that still listens would commit records that were not begun
+            raise  # if the task succeeded, a JVM that still listens would commit records that were not begun
         finally:  # done, or the task no longer reads the results
             self._thread.call_soon(self._lane.abandon)
 

@@ -27,16 +27,16 @@ from delivery.webhooks.routing.intake import Receipt
 log = logging.getLogger(__name__)
 
 SLICE_S = 1.0
-"""Seconds after which a slice ends, unless an earlier one still finishes. `end_slice` ends it sooner. The slice's receipts
-follow when all records of this and of earlier slices have an outcome."""
+"""Seconds after which a slice ends, unless an earlier slice is still finishing. `end_slice` ends a slice sooner. The receipts
+follow when all records of the slice and of earlier slices have an outcome."""
 CHECK_EVERY_S = 0.05
 """Seconds between two checks for results and for the end of a slice. Queued results are in Kafka some 10 ms later. Deliveries
 with these results are not repeated after a crash."""
 MAX_WAITING = 500
 """When this many records wait for the event loop, the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
-"""When this many Results objects wait to be written to Kafka, no record is read. They are the results of some 10 s. A crash
-would repeat the deliveries of unwritten results."""
+"""When this many Results objects, from some 10 s, wait to be written to Kafka, no record is read. A crash would repeat the
+deliveries of unwritten results."""
 UNFORESEEN = (
     "an unforeseen error in a task of lane realtime: the task fails, and the lane restarts its query. Nothing is lost. Send "
     "this traceback to the maintainers of the platform"
@@ -268,7 +268,7 @@ class RealtimeSlices:
         """End the current slice if `end_slice` was called, or if it is due and no earlier slice is still finishing.
 
         A slice that takes records ends at a later check: records that it took afterwards would have no outcome. Several slices
-        at once would together exceed the limits, because each slice keeps to them by itself.
+        at once could together exceed the limits of requests in flight, because each slice counts only its own requests.
         """
         current = self._current
         if current is None or current.is_taking:
@@ -292,12 +292,12 @@ class RealtimeSlices:
     async def _finish_slice(self, ending: _OpenSlice, before: Sequence[asyncio.Task[None]]) -> None:
         """Queue the remaining results of a slice. Queue its receipts when `before`, the tasks of earlier slices, have ended.
 
-        The receipts wait, because a restarted query continues at the first gap between receipts: records behind the gap would
+        The receipts wait, because a restarted query continues at the first gap between receipts. Records behind the gap would
         be read again and have two receipts. A failed lane queues no receipts.
         """
         results = self._with_worker_state(await ending.slice.lane.finish())
         receipts, results.receipts = results.receipts, []
-        for receipt in receipts:  # each begins where the one before ended
+        for receipt in receipts:  # a receipt begins where the partition's receipt before ended
             receipt.first_offset = ending.first_offsets[receipt.topic, receipt.partition]
         if before:
             self._queue(results)

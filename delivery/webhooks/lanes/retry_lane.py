@@ -96,9 +96,9 @@ class RetryLane:
         self._runner.set_bounds(bounds)
 
     def follow(self, registry: registries.Registry) -> None:
-        """Use `registry` from now on to check leases in flight. It comes from the worker's newest task, of any lane.
+        """Check leases in flight by `registry` from now on. The worker's newest task, of any lane, brought this registry.
 
-        If an endpoint differs in `registry`, no further attempt of its leases begins. Their other entries are requeued.
+        If an endpoint differs in `registry`, no further attempt of its leases begins. Entries without an attempt are requeued.
         """
         self._runner.registry = registry
 
@@ -118,7 +118,7 @@ class RetryLane:
 
         While there is no memory for a lease, wait at most `settle_s` for the end of another lease. If none ends in this time,
         requeue the lease's entries without an attempt. When a micro-batch runs again:
-        1. A lease that is still in flight goes on unchanged.
+        1. A lease that is still in flight continues unchanged.
         2. A lease that was reported (in `ended`) is left out.
         3. Deliveries that were accepted (in `ended`) are left out.
         """
@@ -138,8 +138,8 @@ class RetryLane:
     async def finish_task(self, wait_s: float) -> LeaseResults:
         """Wait at most `wait_s` for the leases that `start` got since the last call; return the results so far of all leases.
 
-        Leases that have not ended go on. Their other results leave with a later call. The results include the destinations that
-        responded or were unreachable since the last call.
+        Leases that have not ended continue. Their other results leave with a later call. The results include the destinations
+        that responded or were unreachable since the last call.
         """
         await self._book.wait(wait_s)
         self._book.finish_task()

@@ -12,7 +12,8 @@ from delivery.webhooks.scheduling import outage_detection
 class EndpointObservations:
     """Collect the endpoints that are gone (410), and the endpoints that responded or were unreachable.
 
-    `drain_gone` returns and forgets the former, `drain_reachability` the latter.
+    `drain_gone` returns and forgets the endpoints that are gone. `drain_reachability` returns and forgets the destinations that
+    responded or were unreachable.
     """
 
     def __init__(self) -> None:
@@ -31,9 +32,9 @@ class EndpointObservations:
         """Record what the attempt of a retry entry shows about its endpoint.
 
         1. The endpoint responded: it is reachable, whatever failed before or fails later. After 410 Gone it is also gone.
-        2. The endpoint has become unreachable: the attempt failed with one of `outage.UNREACHABLE_CLASSES`, although the lease
-           is no probe, and the entry did not wait because of such a failure. If failures of endpoints that were unreachable
-           before counted too, ten dead endpoints could look like an outage of our own network, and pause all lanes.
+        2. The endpoint has become unreachable: the attempt failed with one of `outage_detection.UNREACHABLE_CLASSES`. The lease
+           is no probe, and the entry did not wait because of such a failure. Endpoints that were unreachable before do not
+           count: ten dead endpoints could look like an outage of our own network, and pause all lanes.
         3. Any other attempt shows nothing.
         """
         endpoint_id, error_class = endpoint.endpoint_id, attempt.error_class

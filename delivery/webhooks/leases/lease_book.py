@@ -32,6 +32,7 @@ class LeaseBook:
         self._tasks: set[asyncio.Task[None]] = set()
         """All asyncio tasks that deliver a lease, also an expired lease."""
         self._awaited: set[asyncio.Task[None]] = set()
+        """The asyncio tasks for which the current Spark task waits."""
         self._ended: list[LeaseInFlight] = []
 
     @property
@@ -95,7 +96,7 @@ class LeaseBook:
         return bool((await asyncio.wait(self._tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED))[0])
 
     def finish_task(self) -> None:
-        """Let the next Spark task await only the leases that it begins or rejoins. Leases in flight go on."""
+        """Let the next Spark task await only the leases that it begins or rejoins. Leases in flight continue."""
         self._awaited = set()
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
 """Carry a lease from its triage to its report.
 
-No I/O except log lines: the registry's destination, the attempts and `now_ms` are passed in.
-delivery.webhooks.leases.lease_triage decides, and delivery.webhooks.leases.lease_runner attempts the waiting entries.
+No I/O except log lines: the registry's destination, the attempts and `now_ms` are passed in. `lease_triage` decides about the
+entries, and `lease_runner` attempts the waiting entries.
 
     begin ─┬─► skipped, given up or accepted earlier: ended
            ├─► endpoint paused, disabled or quarantined, or registry behind: requeued
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
     timeout_s: float | None
     """Seconds for the attempt. None: the default of the sender."""
     skipped: list[Outcome[Any]]
-    """Outcomes of the events of a batch that are skipped. They are recorded when the batch ends: a requeued batch keeps these
+    """Outcomes of the events of a batch that are skipped. Recorded when the batch ends, because a requeued batch keeps these
     events."""
 
 
@@ -173,7 +173,7 @@ class LeaseInFlight:
         delivery = lease_delivery.without_body(self.message, entry, to_send, destination)
         try:
             delivery = lease_delivery.with_body(delivery)
-        except Exception:  # as in the batch lane
+        except Exception:  # an unforeseen error in one entry must not affect other entries
             log.exception(
                 "an unforeseen error in the content of one retry entry: the entry becomes a dead letter with the reason "
                 "unforeseen. Send this traceback to the maintainers of the platform. When the cause is mended, redrive the "
@@ -212,7 +212,7 @@ class LeaseInFlight:
     def finish(self, now_ms: int) -> None:
         """Requeue every entry that was not attempted.
 
-        Entries are not attempted if the lease's time ran out, or if the lease was stopped, such as by a change of its endpoint.
+        Entries are left if the lease's time ran out, or if the lease was stopped, for example after a change of its endpoint.
         """
         for place in self.waiting:
             self.report.requeue(place, NextAttempt(now_ms, self.message.entries[place].retries))

@@ -100,7 +100,7 @@ class LeaseReport:
         return Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason=self._lease.given_up, earlier=entry.history)
 
     def quarantine(self, entry: retry_messages.RetryEntry, places: Sequence[int], fault: Exception) -> None:
-        """Record the events at `places` of an unreadable entry for the rejected topic. They cannot have a dead letter."""
+        """Record the events at `places` of an unreadable entry for the rejected topic. These events have no dead letter."""
         for place in places:
             detail = (
                 f"the retry entry cannot be read ({type(fault).__name__}): it waited for endpoint {self._lease.endpoint_id} of "

@@ -98,16 +98,16 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
     """Return the decision about each entry of a lease. The first case that applies counts.
 
     1. The endpoint is quarantined, paused or disabled: all entries are requeued.
-    2. The worker's registry lacks the endpoint, a subscription or a tenant of an entry's events, but may be older than the
-       entry: the entry is requeued.
+    2. The worker's registry lacks the endpoint, a subscription or a tenant of an entry's events. The registry may be older than
+       the entry: the entry is requeued.
     3. The registry lacks the endpoint, the subscription or the tenant of some events: they were deleted, so the events are
        skipped. Events of a paused or quarantined subscription are skipped too. The entry ends if it has no other events.
     4. The endpoint accepted all other events of the entry already (`ended`): they are delivered.
     5. Otherwise the other events are attempted.
 
     If the lease is given up (`Lease.given_up`), its entries cannot wait. In case 2 all events of the entry become dead letters.
-    Otherwise only case 3 applies, and all other events become dead letters. But a lease that is given up as BROUGHT_FORWARD has
-    resends of deliveries that wait in the retry lane: all its entries are skipped.
+    Otherwise only case 3 applies, and all other events become dead letters. All entries of a lease that is given up as
+    BROUGHT_FORWARD are skipped, because they are resends of deliveries that wait in the retry lane.
     """
     reason = _pause_reason(lease, view.destination.endpoint)
     if reason is not None:

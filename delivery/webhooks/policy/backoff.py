@@ -29,9 +29,9 @@ _RETRIED_QUICKLY = frozenset(
     }
 )
 """Error classes that get a quick retry, because the failure often passes within a second. `wait_s` decides about a throttled
-request. A timeout is missing, as it has used the lane's time. TLS errors and refusals are missing, as they do not change in a
-second. A blocked address does not change either, but gets as many attempts as a name that does not resolve, so that
-the number of attempts does not tell customers which internal names exist."""
+request. A timeout is left out, because it has used the lane's time. TLS errors and refusals are left out, because they do not
+change in a second. A blocked address does not change either, but gets as many attempts as a name that does not resolve.
+So the number of attempts does not tell customers which internal names exist."""
 
 _MENDED_BY_PEOPLE = frozenset(
     {error_classes.REFUSED, error_classes.REDIRECT, retry_reasons.CONFIGURATION, errors.TlsFailed.error_class}
@@ -39,7 +39,7 @@ _MENDED_BY_PEOPLE = frozenset(
 """Error classes and reasons of failures that people have to repair. If no wait of the schedule is used up yet, such a failure
 skips the first wait, unless the schedule has only one."""
 JITTER = 0.2
-"""Share by which a wait is at most shortened or lengthened, at random, so that deliveries that failed together do not return
+"""Largest share by which a wait is shortened or lengthened at random. So deliveries that failed together do not return
 together."""
 LOCAL_WAIT_S = 5.0
 """Seconds before the next attempt in the retry lane after a fault of ours, or after a 410 of the endpoint. Also the shortest
@@ -63,7 +63,7 @@ class QuickRetry:
     jitter: float = JITTER
     """Share by which the wait is at most shortened or lengthened, at random."""
     max_wait_s: float = 3.0
-    """Longest `Retry-After`, in seconds, for which the lane waits. It does not bound the wait that doubles."""
+    """Longest `Retry-After`, in seconds, for which the lane waits. The wait that doubles may be longer."""
 
     def wait_s(
         self, attempt_number: int, error_class: str, retry_after_s: float | None = None, rng: Rng = random

@@ -30,7 +30,9 @@ _LINE = rf"""{_LIST}|{_QUOTED}|[^\r\n"]++(?:(?:(?<==)"[^"\r\n]*+"?|(?<=\\)")[^\r
 
 
 def _named(name: str, rest: str, value: str) -> re.Pattern[str]:
-    """Compile a pattern of a secret whose name has the text `name`, followed by the pattern `rest`. It finds four forms.
+    """Compile a pattern of a secret whose name has the text `name`, followed by the pattern `rest`.
+
+    The compiled pattern finds four forms:
 
     1. `"token": "…"`, `token=…`, `token => …`, and `{"key": "…", "value": "…"}`.
     2. `"name": "token", "value": "…"`.
@@ -64,14 +66,14 @@ _PATTERNS = (
 The groups of a match are the credentials. Repetitions are possessive or bounded, or no part after them can fail, so that no
 body takes quadratic time. No group is possessive: Python before 3.11.5 continues at a wrong place after one (gh-106052)."""
 MAX_WORDS = 32
-"""Maximum of words in a text with which a pattern of a credential begins. A text with more words counts as one credential. An
-ordinary error page of 1 KiB has fewer than ten. Each word takes up to 2 µs."""
+"""Most words of `_PATTERNS` that a text may contain. A text with more such words counts as one credential. An ordinary error
+page of 1 KiB has fewer than ten. Each word takes up to 2 µs."""
 
 
 def places(lower: str) -> list[tuple[int, int]]:
     """Return the places of credentials in a text in lower case, each as start and end; they may overlap.
 
-    A text with more than MAX_WORDS words that may begin a credential is one place as a whole.
+    A text with more than MAX_WORDS words of `_PATTERNS` is one place as a whole.
     """
     found: list[tuple[int, int]] = []
     left = MAX_WORDS

@@ -1,6 +1,6 @@
-"""Choose the beginning of a response's body that a failed attempt keeps, for the customer who looks for the cause. Pure.
+"""Choose the beginning of a response's body that an attempt keeps, for the customer who looks for the cause of a failure. Pure.
 
-A receiver may repeat what the request sent. So secrets of the endpoint and texts that look like credentials are replaced.
+A receiver may repeat the request in its response. So secrets of the endpoint and texts that look like credentials are replaced.
 The code runs on the event loop that all customers of a worker share: `python -m tests.benchmarks.response_bodies` measures it.
 """
 

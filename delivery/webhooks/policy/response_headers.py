@@ -1,7 +1,8 @@
-"""Choose the headers of a response that a failed attempt keeps, for the customer who looks for the cause. Pure.
+"""Choose the headers of a response that an attempt keeps, for the customer who looks for the cause of a failure. Pure.
 
-Only headers of a fixed list are kept, so cookies, authentication and unknown headers never are. A value may still repeat what
-the request sent, so a value that looks like a credential is replaced.
+Failed attempts keep headers, and accepted attempts too if the settings say so. Only headers of a fixed list are kept: no
+cookies, no authentication, no unknown headers. A receiver may repeat the request in a value, so a value that looks like a
+credential is replaced.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _CREDENTIAL = re.compile(
     rb"(?:passw|secret|token|key|signature)\w{0,16}\s{0,4}[=:]|://[^/\s]*@"
 )
 """Matches a value that shows a credential: a scheme of HTTP authentication, a key of this platform, a JWT, a named secret, or
-a URL with a password. For a value in lower case. Repetitions are bounded, so that no value takes quadratic time."""
+a URL with a password. The value must be in lower case. Repetitions are bounded, so that no value takes quadratic time."""
 
 
 class AttemptWithResponse(Attempt):
-    """A failed attempt, with headers of its response and the beginning of its body, without credentials.
+    """An attempt with headers of its response and the beginning of the response's body, without credentials.
 
     Headers and body are attributes of the object, not elements of the tuple. The retry lane stores the elements only, because
     an older version of the platform refuses to read a longer tuple.

@@ -7,14 +7,14 @@ A closed set: topics, metrics and the API have these words, and two more: `unfor
 from __future__ import annotations
 
 LANE_DEADLINE = "lane_deadline"
-"""The delivery was waiting for its own endpoint when the queue timeout (`delivery.lane_deadline_s`) ended, or would have begun
-to wait later."""
+"""The queue timeout (`delivery.lane_deadline_s`) ended while the delivery waited for its own endpoint, or before the delivery
+began to wait."""
 UNDER_WAY = "under_way"
 """The response to the attempt was overdue, and the lane had nothing else to send. The attempt continues in the background. The
 delivery waits in the retry lane for the result of this attempt."""
 SLOW = "slow"
-"""The endpoint does not respond to other requests in flight, or did not respond a moment ago. The lane does not wait for a
-response of the endpoint."""
+"""The endpoint sent no response to other requests before their response deadline. The lane does not wait for a further response
+of the endpoint."""
 RATE_LIMITED = "rate_limited"
 """The endpoint's own limit of requests a second (`max_per_second`), or a limit of its host, delayed the delivery too long."""
 CIRCUIT_OPEN = "circuit_open"

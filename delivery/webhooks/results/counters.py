@@ -1,8 +1,8 @@
 """Count the results of a task for the driver's metrics. The driver adds the counters of all tasks.
 
 Runs in the executors and on the driver. Pure. Labels come from closed sets. Of the destinations and customers a bounded sample
-is kept, as digests (`outage.Reachability`). So counters stay small after a million records. They name no tenant, endpoint or
-URL.
+is kept, as digests (`outage_detection.Reachability`). So counters stay small after a million records. Counters name no tenant,
+endpoint or URL.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _in_buckets(waits_ms: list[float]) -> tuple[Counter[float], float]:
     latencies: Counter[float] = Counter()
     sum_s = 0.0
     for wait_ms in waits_ms:
-        latency_s = wait_ms / 1000 if wait_ms > 0 else 0.0  # the append was stamped by a clock that is ahead of ours
+        latency_s = wait_ms / 1000 if wait_ms > 0 else 0.0  # negative if the clock that stamped the append is ahead of ours
         latencies[LATENCY_BUCKETS_S[bisect.bisect_left(LATENCY_BUCKETS_S, latency_s)]] += 1
         sum_s += latency_s
     return latencies, sum_s

@@ -1,7 +1,7 @@
 """The records of the dead-letter topic. Only this module writes and reads their bytes.
 
-docs/delivery-contract.md describes a dead letter for customers. The platform writes no secret: request headers are left out,
-and a URL is cut to its origin, since paths and queries carry tokens. A response is kept as the receiver sent it. A field with a
+docs/delivery-contract.md describes a dead letter for customers. The platform writes no secret. Request headers are left out. A
+URL is cut to its origin, because paths and queries carry tokens. A response is kept as the receiver sent it. A field with a
 default is always written; a field that may be UNSET is left out when it has no value. Readers ignore unknown fields.
 """
 
@@ -21,8 +21,8 @@ from delivery.webhooks.results.log_entries import Due
 from delivery.webhooks.state.json_decoding import JsonDecoder
 
 MAX_BYTES = 1_040_000
-"""Most bytes of a dead letter, of which `bounded` leaves out attempts. By default a topic of Kafka takes records of 1 MiB, with
-their key and their frame."""
+"""Most bytes of a dead letter. `bounded` leaves out attempts of a larger one. By default a topic of Kafka takes records of
+1 MiB, key and frame included."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -141,7 +141,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def mode(self) -> DeliveryMode:
-        """Return the delivery mode in which the event was sent. It names the lane of the delivery."""
+        """Return the delivery mode in which the event was sent. Receipts name the delivery's lane by this mode."""
         return DeliveryMode.BATCH if self.is_of_batch else DeliveryMode.DIRECT
 
     @property
@@ -200,8 +200,8 @@ def encode(letter: DeadLetter) -> bytes:
 def bounded(letter: DeadLetter) -> bytes:
     """Return a dead letter as bytes, without its oldest attempts if it would have more than MAX_BYTES.
 
-    The last attempt stays. A dead letter that its topic refuses would be written again and again: its micro-batch is never
-    committed. `parsing.require_room` bounds the rest of a dead letter.
+    The last attempt stays. A dead letter that its topic refuses would be written again and again, because the micro-batch is
+    never committed. `parsing.require_room` and `source.max_event_bytes` bound the rest of a dead letter.
     """
     written = encode(letter)
     while len(written) > MAX_BYTES and len(letter.attempts) > 1:

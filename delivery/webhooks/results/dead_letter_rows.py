@@ -29,7 +29,7 @@ def dead_letter(outcome: Outcome[Delivery]) -> DeadLetter:
 
 
 def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
-    """Yield the dead letters of a batch: of all events if the batch was given up, of the rejected events if it was accepted.
+    """Yield the dead letters of a batch: of all events if it was given up, of the rejected events if it was accepted.
 
     A dead letter has the `webhook-id` that its event has when it is sent alone. A batch that was skipped or postponed has no
     dead letters.

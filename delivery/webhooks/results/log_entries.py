@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 Offsets: TypeAlias = dict[str, dict[str, dict[str, list[int]]]]
-"""Offsets by subscription, topic and partition. The entry of a batch has them in place of one entry for each event, which would
-cost more than sending the events."""
+"""Offsets by subscription, topic and partition. A batch has one entry with such offsets. An entry for each event would cost
+more than sending the events."""
 
 
 class Due(NamedTuple):
@@ -89,8 +89,8 @@ class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attemp
     """Harmless headers of the response, by name: of a failed attempt, or by `delivery.logged_responses` of each. Left out where
     there are none. Since 2026-11-25."""
     response: str | UnsetType = UNSET
-    """Beginning of the body of the response to a failed attempt, with `***` in place of credentials, at most
-    `delivery.logged_response_bytes`. Left out where there is none. Since 2026-11-25."""
+    """Beginning of the response's body, at most `delivery.logged_response_bytes`, with `***` for credentials: of a failed
+    attempt, or by `delivery.logged_responses` of each. Left out where there is none. Since 2026-11-25."""
 
 
 class SkippedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="skipped"):
@@ -183,8 +183,8 @@ class BatchAttemptEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
     """Harmless headers of the response, by name: of a failed attempt, or by `delivery.logged_responses` of each. Left out where
     there are none. Since 2026-11-25."""
     response: str | UnsetType = UNSET
-    """Beginning of the body of the response to a failed attempt, with `***` in place of credentials, at most
-    `delivery.logged_response_bytes`. Left out where there is none. Since 2026-11-25."""
+    """Beginning of the response's body, at most `delivery.logged_response_bytes`, with `***` for credentials: of a failed
+    attempt, or by `delivery.logged_responses` of each. Left out where there is none. Since 2026-11-25."""
 
 
 class BatchSkippedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_skipped"):

@@ -123,8 +123,8 @@ def decode(written: bytes) -> AttemptsRecord | None:
 def receipt_of(written: bytes) -> OffsetReceipt | None:
     """Return the OffsetReceipt in a record of the attempts topic. None: the record is no OffsetReceipt.
 
-    Only receipts are decoded. This takes 0.2 µs for a LogRecord of 20 entries, and `decode` 22 µs. Raise msgspec.DecodeError if
-    the job cannot have written the receipt.
+    Only receipts are decoded. A call takes 0.2 µs for a LogRecord of 20 entries, and a call of `decode` 22 µs. Raise
+    msgspec.DecodeError if the job cannot have written the receipt.
     """
     return _receipts.decode(written) if written.startswith(_RECEIPT_BEGINS) else None
 

@@ -51,8 +51,7 @@ class Results:
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced (`source.invalid_time`)."""
     paused: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """By topic and partition that the task has paused: the offset of the first record, which waits for its schema
-    (`routing.intake`)."""
+    """By topic and partition that the task has paused: offset of the record that waits for its schema (`routing.intake`)."""
 
 
 def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:

@@ -1,7 +1,7 @@
 """Turn results into Kafka records for the attempts, dead-letter, retries and rejected topics.
 
-Runs in the executors. A Row is one such record. docs/delivery-contract.md describes the dead letter for customers. No row has a
-secret of the platform's own: request headers are left out, and a URL is cut to its origin, since paths and queries carry
+Runs in the executors. A TopicRow is one such record. docs/delivery-contract.md describes the dead letter for customers. No row
+has a secret of the platform's own. Request headers are left out. A URL is cut to its origin, because paths and queries carry
 tokens.
 """
 

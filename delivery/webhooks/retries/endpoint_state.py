@@ -38,8 +38,8 @@ class EndpointState(msgspec.Struct, array_like=True):
     fifos: dict[str | None, fifo.Fifo] = {}
     """FIFOs by order key. The key None has the entries without an order key. Some of these wait in the timer wheel."""
     background: dict[bytes, tuple[int, int]] = {}
-    """For each entry in the timer wheel whose background attempt is in flight, by the attempt's name: the number of the entry's
-    events, and their bytes."""
+    """Number and bytes of the events of each entry in the timer wheel whose background attempt is in flight, by the attempt's
+    name."""
     completed: dict[bytes, int] = {}
     """When each background attempt completed whose entry has not arrived yet, by the attempt's name. The completion may arrive
     first, because a worker writes entry and completion on two threads."""
@@ -143,7 +143,7 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     written: bytes
     """The EndpointState as msgpack bytes."""
     due_ms: int
-    """When the endpoint needs a decision, so that its state is decoded. A message for it causes a decision earlier."""
+    """When the endpoint needs a decision, so that its state is decoded. A message for it causes an earlier decision."""
     events: int
     """Events that wait for the endpoint, including leased events."""
     size: int
@@ -152,8 +152,8 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """When the oldest entry in the FIFOs arrived; entries in the timer wheel do not count. NEVER_MS: the FIFOs are empty. An
     entry that has left counts until its slice is rewritten."""
     suppressed_until_ms: int
-    """Time until which other lanes defer the endpoint's events to the retry lane. A time in the past: the
-    endpoint is not suppressed. 0 if no entry without order key waits."""
+    """Time until which other lanes defer the endpoint's events to the retry lane. A time in the past: the endpoint is not
+    suppressed. 0 unless an entry without an order key waits."""
     is_leased: bool
     """True if a FIFO of the endpoint has a lease."""
     failing_ms: int
@@ -188,8 +188,8 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
 def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
     """Return the state of an endpoint from its index entry. `entry` None: the index has no entry; return a new state.
 
-    If the endpoint has no retry entries, and `known_until_ms` of its window has passed, the window keeps only the times of the
-    first and the last failure.
+    The window of an endpoint without retry entries keeps only the times of the first and the last failure after
+    `known_until_ms`.
     """
     if entry is None:
         return EndpointState()

@@ -45,7 +45,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     def expires_ms(self) -> int:
         """Return the earliest time at which an entry may expire. Called only if there are slices.
 
-        Entries that have left may still count (Slice.expires_ms). Leased entries are not given up when they expire.
+        Entries that have left may still count (SegmentSlice.expires_ms). Leased entries are not given up when they expire.
         """
         return min(slice_.expires_ms for slice_ in self.slices)
 
@@ -66,8 +66,8 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         """Mark a lease that has no report yet, or end it if it has expired. Return True if the FIFO changed.
 
         Called after the reports of a decision are applied. The lease expires when the shard has read all records that were
-        written until `lease_timeout_s` after the mark. Until then the report may be unread: a worker writes it to the end of
-        the topic, and a shard that is `behind_ms` behind has not read records written after `now_ms - behind_ms`.
+        written until `lease_timeout_s` after the mark. Until then the report may be unread. A worker writes it to the end of
+        the topic. A shard that is `behind_ms` behind has not read the records written after `now_ms - behind_ms`.
         """
         if self.leased and not self.unreported_since_ms:
             self.unreported_since_ms = now_ms

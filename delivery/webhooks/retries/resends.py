@@ -4,8 +4,8 @@ Runs in the executors. Pure. A resend is a replay of one delivery. Without this 
 would be sent twice: by its own retry entry, and by the resend's entry.
 
 A shard has no index of its entries by delivery. For a million entries the index would have some 100 MB, and each micro-batch
-would read it. So a decision with resends reads the entries of their endpoints. The decision also reads the timer wheel if
-entries of these endpoints wait there.
+would read it. So a decision with resends reads the entries of the resends' endpoints. The decision also reads the timer wheel
+if entries of these endpoints wait there.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ with a change that a default cannot bridge.
     a lane ─ Postponed ─► retries topic ─► shard ─ Lease ─► retry lane's worker ─ Report ─► retries topic ─► the same shard
 
 A shard is one key of Spark's state, with the retry entries of a part of all endpoints. A shard leases entries of one endpoint
-together. It keeps these entries until the report of the lease has the result of each.
+together. The shard keeps these entries until the report of the lease has the result of each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from delivery.webhooks.state import versioning
 VERSION = 1
 NO_REVISION = Revision(0)
 LAG_CHECK_MS = 60_000
-"""Milliseconds after which the wait for an unread completion ends, to compare it with the present lag."""
+"""Most milliseconds for which an entry waits for an unread completion. Then the shard looks at its present lag again."""
 MAX_HISTORY = 10
 """Number of a delivery's last attempts that its retry entry keeps for the dead letter."""
 
@@ -136,7 +136,7 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     """A message about one endpoint to the endpoint's shard of the retry lane. Each message is one of these three kinds.
 
     1. `deferral`: deliveries and batches that a lane, a redrive or a replay gives to the retry lane. `resends` may be set.
-    2. `completion`: background attempts that have completed. It may carry a health hint.
+    2. `completion`: background attempts that have completed. A completion may carry a health hint.
     3. `health_hint`: a fast lane's requests to the endpoint succeed or fail.
     """
 

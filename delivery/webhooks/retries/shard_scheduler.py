@@ -102,8 +102,8 @@ def decide(
     """Decide once for a shard: return the leases and the changes of its state. `index` is changed in place.
 
     Called in each micro-batch. `messages` are those of the shard's records in the retries topic, in the topic's order. `read`
-    returns the segment with a number. Messages that were written after `now_ms - behind_ms` may be unread; 0: all are read. A
-    second run with the same arguments makes the same decision. No entry is leased before it is due. Raise StateUnreadable or
+    returns the segment with a number. Messages that were written after `now_ms - behind_ms` may be unread. A second run
+    with the same arguments makes the same decision. No entry is leased before it is due. Raise StateUnreadable or
     msgspec.MsgspecError if a segment is unreadable.
     """
     decision = LeaseDecision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)

@@ -22,7 +22,7 @@ OWNER = ""
 """Name by which the segment store knows the timer wheel as an owner of slices. No endpoint has this key."""
 FINEST = 10
 """Log2 of the width of the narrowest bucket, in ms. The entries of such a bucket are due within about a second of each other.
-They are returned together when the last of them is due."""
+These entries are returned together when the last one is due."""
 MAX_DUE_BYTES = 16 * 1024 * 1024
 """Maximum of bytes that one decision takes out of buckets. Entries beyond it stay due, and the next decision comes at once."""
 
@@ -72,8 +72,8 @@ def add(buckets: Buckets, store: segment_store.SegmentStore, entry: TimerEntry, 
 def remove_due(buckets: Buckets, store: segment_store.SegmentStore, now_ms: int) -> Iterator[TimerEntry]:
     """Remove and yield the entries that are due, until MAX_DUE_BYTES are read.
 
-    The entries of an opened bucket that are not due move to narrower buckets. They move at the end of the call, because the
-    call may still read the narrower bucket.
+    The entries of an opened bucket that are not due move to narrower buckets. The call moves these entries at its end, because
+    it may still read the narrower buckets.
     """
     room = MAX_DUE_BYTES
     not_due: list[TimerEntry] = []
@@ -108,7 +108,7 @@ def remove_resent(
     count its delivery as waiting.
 
     The buckets that are due first are searched first, until `search` is exhausted. A bucket from which entries are removed
-    keeps its `due_ms`. So it may be opened before any of its entries is due. The entries then move to other buckets.
+    keeps its `due_ms`. So the bucket may be opened before any of its entries is due. The entries then move to other buckets.
     """
     removed: list[tuple[str, RetryEntry]] = []
     for key in sorted(buckets, key=lambda key: buckets[key].due_ms):

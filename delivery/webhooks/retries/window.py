@@ -3,7 +3,7 @@
 Runs in the executors. Pure: reports and `now_ms` in. The window is the number of requests that may be in flight, as in TCP.
 
 A failing endpoint gets one request at a time, the probe, at growing intervals. An endpoint that answers again gets two, four,
-eight requests (multiplicative increase). So its backlog does not overload it a second time.
+eight requests (multiplicative increase). So the backlog does not overload the endpoint a second time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ endpoint without entries is kept at least as long."""
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
-"""Reasons for which no lane sends requests: the endpoint is paused, disabled or quarantined. They say nothing of its health."""
+"""Reasons for which no lane sends requests to an endpoint. Such a reason says nothing about the endpoint's health."""
 BACKOFF_REASONS = frozenset({retry_reasons.CIRCUIT_OPEN, retry_reasons.LANE_DEADLINE, error_classes.GONE}) | BLOCKED
-"""If another lane defers a delivery for one of these reasons, the retry lane backs off from the endpoint too, unless a report
-or an earlier back-off is current (KNOWLEDGE_MS)."""
+"""Reasons for which the retry lane backs off from an endpoint when another lane defers a delivery. There is no back-off while a
+report or an earlier back-off is current (KNOWLEDGE_MS)."""
 NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts that the endpoint did not accept, whether it is healthy or not."""
 

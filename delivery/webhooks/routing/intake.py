@@ -28,11 +28,12 @@ UNFORESEEN = "unforeseen"
 UNREADABLE = "unreadable"
 """Reason of the rejection of events of an unreadable retry entry that was given up. Such events have no dead letter."""
 NOT_WRITTEN = "not_written"
-"""Reason of the rejection of a batch record of whose events Kafka refuses some for good."""
+"""Reason of the rejection of a batch record that was not taken apart, or not as a whole. The new records would be too
+large, the batch record could not be split, or Kafka refused some of the new records for good."""
 LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "unknown_schema", "reused_id", NOT_WRITTEN, UNFORESEEN})
-"""Reasons for which one lane may reject a record that another lane accepts: they depend on the lane's registry, memory or code,
-or on when it asks the schema registry. `fanout reconcile` expects a rejection for any other reason in every lane that read the
-record."""
+"""Reasons for which one lane may reject a record that another lane accepts. They depend on the lane's registry, memory or code,
+or on when the lane asks the schema registry. `fanout reconcile` expects a rejection for any other reason in every lane that
+read the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,8 @@ class Intake(Generic[Prepared]):
     """Turn records into prepared deliveries, for one lane in one task, and count the records in offset receipts.
 
     `prepare` gets an event and its matches at endpoints of `mode`, and returns the prepared deliveries without side effects.
-    It is called only if there is a match. `seen` remembers the ids of due events for longer than the task. None: for this
-    intake only. `formats` decodes values by the schema registry. None: the job has no schema registry.
+    `prepare` is called only if there is a match. `seen` remembers the ids of due events for longer than the task. None: for
+    this intake only. `formats` decodes values by the schema registry. None: the job has no schema registry.
 
     With `pauses_partitions`, a record whose schema cannot be read now pauses its partition. This record and all later records
     of the partition are not accepted, and no receipt counts them. The lane reads them later (docs/adr/0043). Without
@@ -124,7 +125,8 @@ class Intake(Generic[Prepared]):
         """
         if self.paused and (record.topic, record.partition) in self.paused:
             return None
-        revision = self._registry.revision  # read first: of two answers, the first may lack a change during the second look-up
+        # Read before the look-ups: a change between two look-ups may be missing in the first answer.
+        revision = self._registry.revision
         try:
             event = parsing.parse(record, self._layout) if self._formats is None else await self._formats.event(record)
             router = await self._registry.router_for(event)

@@ -2,9 +2,11 @@
 
 Runs in the executors. The caller passes a Reader, which queries Postgres. An answer is the result of one query.
 
-An event needs two answers: the subscriptions to all tenants, by event type, and the subscriptions that name the event's tenant,
-by type and tenant. A single answer would store the subscriptions to all tenants again for each of thousands of tenants. A
-change of the registry is in effect after `ttl_s` at the latest, when all older answers have expired.
+An event needs two answers:
+1. The subscriptions to all tenants, by event type.
+2. The subscriptions that name the event's tenant, by event type and tenant.
+A single answer would store the subscriptions to all tenants again for each of thousands of tenants. A change of the registry is
+in effect after `ttl_s` at the latest, when all older answers have expired.
 """
 
 from __future__ import annotations

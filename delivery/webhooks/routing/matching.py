@@ -108,10 +108,7 @@ class _PatternIndex:
 
 
 class _IndexedRules:
-    """The rules of a scope with many rules, indexed by filter.
-
-    For an event, the scope evaluates each distinct filter at most once.
-    """
+    """The rules of a scope with many rules, indexed by filter. For an event, each distinct filter is evaluated at most once."""
 
     __slots__ = ("_by_filter", "_index", "_unfiltered")
 
@@ -165,7 +162,7 @@ class Router:
         ]
 
     def apply(self, changes: SnapshotChanges) -> None:
-        """Apply changes that begin at or before this router's revision and do not end before it.
+        """Apply changes. The router's revision must lie between `changes.since` and `changes.revision`, both included.
 
         Rows that the router has already stay the same objects, and their indexes stay too.
         """

@@ -42,7 +42,7 @@ class EventRouter(Protocol):
 
 
 class Destination(NamedTuple):
-    """An endpoint and its subscriptions as they are registered now. They decide which stored events are still sent."""
+    """An endpoint and its subscriptions as they are registered now, which decide what stored events are still sent."""
 
     endpoint: Endpoint | None
     """None: the endpoint is not registered any more."""
@@ -84,8 +84,8 @@ class RegistrySource(Protocol):
     def registry(self, last: Registry | None) -> Registry:
         """Return the registry of this process for a task.
 
-        `last` is the registry that the process had before. It is updated and returned. If it cannot be updated, or is None,
-        return a new registry.
+        Update `last`, the registry that the process had before, and return it. If `last` cannot be updated, or is None, return
+        a new registry.
         """
 
 

@@ -31,7 +31,7 @@ class Snapshot:
         """Pickle the subscriptions as columns instead of rows.
 
         The state of each pickled row would be a list, and the unpickler keeps all lists until it ends. With 100,000
-        subscriptions the lists are 35 MB. They lie between the rows, so a worker cannot return this memory to the system.
+        subscriptions the lists are 35 MB. The lists lie between the rows, so a worker cannot return this memory to the system.
         """
         rows = list(self.subscriptions.values())
         scopes = {scope: place for place, scope in enumerate(dict.fromkeys(row.scope for row in rows))}
@@ -50,7 +50,7 @@ class Snapshot:
 class SnapshotChanges:
     """The changes of the registry after `since`, up to `revision`: each changed row's new state, None for a deleted row.
 
-    They may be applied to a registry that has some or all of them already, because each row has its whole new state.
+    A registry may have some or all of these changes before they are applied, because each row has its whole new state.
     """
 
     since: Revision

@@ -60,9 +60,9 @@ def split_by_eligibility(
     mode: DeliveryMode,
     destination: registries.Destination,
 ) -> dict[SkipReason | None, Sequence[int]]:
-    """Return the places (from 0) of the stored events, by the reason to skip them. Under None: the events to send.
+    """Return the places (from 0) of the stored events, by the reason to skip the events. Under None: the events to send.
 
-    A key without events is left out. `customer_id` and `mode` are those with which the events were stored.
+    A reason without events is left out. `customer_id` and `mode` are those with which the events were stored.
     The first reason that applies counts:
     1. The endpoint was deleted, or its id was registered again by another customer or in another mode.
     2. The subscription was deleted, or belongs to another endpoint now.

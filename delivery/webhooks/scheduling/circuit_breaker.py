@@ -6,8 +6,8 @@ or a 429. A healthy response is an acceptance (2xx), or a refusal in REFUSED.
     closed ── OPENS_AFTER failures in a row ─► open ── OPEN_S ─► half-open ── CLOSES_AFTER healthy responses in a row ─► closed
                                                 ▲─────────── one failure ───────┘
 
-After a failure, an endpoint gets one request at a time until its next healthy response. With several at a time, each request
-that timed out would be followed by another before the breaker opens, and the micro-batch would wait for two timeouts.
+After a failure, an endpoint gets one request at a time until its next healthy response. With several at a time, another request
+would follow each timeout before the breaker opens. The micro-batch would then wait for two timeouts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ UNHEALTHY = frozenset(
 REFUSED = frozenset({error_classes.REFUSED, error_classes.REDIRECT})
 """Error classes of responses that refuse one event or show a wrong setting: a 3xx, or a 4xx that is not in UNHEALTHY."""
 _NEUTRAL = frozenset({errors.LocalFailure.error_class, retry_reasons.CONFIGURATION})
-"""Error classes in which the endpoint had no part. They change no breaker."""
+"""Error classes in which the endpoint had no part. Such results change no breaker."""
 
 
 class CircuitBreaker:

@@ -49,7 +49,8 @@ class Deferrals:
         2. The endpoint takes events in order, which only the retry lane's state can keep.
         3. The endpoint fails in this worker: its circuit breaker is open.
         4. The driver suppresses the endpoint: it fails, or was unresponsive, in any lane or worker.
-        5. A background attempt to the endpoint is in flight, and the endpoint had not responded since the attempt began.
+        5. A background attempt to the endpoint is in flight. Between the attempt's start and its move to the background, the
+           endpoint sent no response.
         """
         if endpoint.fault:
             return retry_reasons.ENDPOINT_QUARANTINED

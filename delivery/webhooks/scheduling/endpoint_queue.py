@@ -184,8 +184,8 @@ class EndpointMemory:
     def take_unresponsive(self, no_response_s: float, now: float) -> frozenset[EndpointId]:
         """Return the endpoints that have sent no response for at least `no_response_s`.
 
-        Each is returned once, and again only if a later attempt misses its response deadline and the endpoint sends no response
-        for `no_response_s` again. Other workers continue to send to an endpoint that was without a response for less time.
+        Each silence of an endpoint is returned once. A new silence begins when a later attempt misses its response deadline.
+        Other workers continue to send to an endpoint whose silence is shorter than `no_response_s`.
         """
         found = set()
         for endpoint_id, response_time in list(self.without_response.items()):
@@ -262,8 +262,8 @@ def reachability(queues: Iterable[Queue[Sent]]) -> outage_detection.Reachability
 def overdue(in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
     """Return the attempts that have waited longer than their endpoint's response deadline, which is at most `max_s`.
 
-    An endpoint is left out if it has responded in this task and has waiting deliveries: it may be busy for a moment, and the
-    task waits for these deliveries anyway, until the circuit breaker opens or `queue_timeout_s` has passed.
+    An endpoint is left out if it has responded in this task and has waiting deliveries. Such an endpoint may be busy for
+    a moment. The task waits for these deliveries anyway, until the circuit breaker opens or `queue_timeout_s` has passed.
     """
     attempts: list[PendingDelivery[Sent]] = []
     unresponsive: dict[EndpointId, tuple[Queue[Sent], float]] = {}
@@ -295,9 +295,9 @@ def overdue(in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: floa
 def may_be_local_outage(queues: Collection[Queue[Sent]], without_response: Collection[Queue[Sent]], max_s: float) -> bool:
     """Return True if our own network may be broken: of more than FEW_DESTINATIONS destinations hardly any has responded.
 
-    The destinations must be of several customers (`outage.Reachability.is_broken`). An endpoint that has not responded in this
-    task counts as unreachable in two cases:
-    1. An attempt to it failed with a class in `outage.UNREACHABLE_CLASSES`.
+    The destinations must be of several customers (`outage_detection.Reachability.is_broken`). An endpoint that has not
+    responded in this task counts as unreachable in two cases:
+    1. An attempt to it failed with a class in `outage_detection.UNREACHABLE_CLASSES`.
     2. It is unresponsive or `without_response`, and neither its mean nor its last response time exceeds `max_s`.
     """
     unknown = (

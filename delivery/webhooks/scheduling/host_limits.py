@@ -55,7 +55,7 @@ class Host:
         self._warn_at = float("-inf")
 
     def set_bounds(self, max_in_flight: int, per_second: float) -> None:
-        """Replace the limits. Requests in flight beyond the new limits go on."""
+        """Replace the limits. Requests in flight beyond the new limits continue."""
         self._max_in_flight = max_in_flight
         self._pace = limits.Pace(per_second)
         self.wake()
@@ -154,7 +154,7 @@ class Hosts:
             host.set_bounds(bounds.in_flight_to_host(), bounds.rate_to_host())
 
     def soft_connection_limit(self, url: str) -> float:
-        """Return the number of connections to the host of a URL at which a new one closes an idle one; infinite: no limit."""
+        """Return the number of connections to a URL's host from which on a new one closes an idle one. Infinite: no limit."""
         return math.inf if self.host_of(url) is None else self._bounds.in_flight_to_host()
 
     def drain_delayed(self) -> int:

@@ -5,9 +5,9 @@ The API limits the requests of its clients per second by the same token bucket (
 An endpoint's own limits hold for all workers together. Each worker keeps to its share: the limit divided by the number of
 workers, which comes with each task. Four consequences follow:
 1. The limit is not fully used while all events of the endpoint are in one worker's partitions.
-2. The limit is exceeded while more processes than this number of workers send at once: each process keeps its own share.
+2. The limit is exceeded while more processes than this number of workers send at once: each process keeps to its own share.
 3. A limit of requests in flight is exceeded if it is lower than the number of dispatchers in all workers. A worker may run
-   several, one for each task, and each of them may have one request in flight.
+   several dispatchers, and each of them may have one request in flight.
 4. A limit of requests in flight is exceeded while a fast lane and the retry lane send: each counts its own requests.
 """
 
@@ -107,7 +107,7 @@ class Room(NamedTuple):
 def least_room(rooms: Iterable[Room]) -> Room:
     """Return the state of the limit that refuses first, if each further request counts one in every limit.
 
-    Of equal ones, return the limit that takes longest to refill.
+    Of several limits that refuse at the same request, return the state of the limit that takes longest to refill.
     """
     return min(rooms, key=lambda room: (room.remaining, -room.full_in_s))
 
@@ -115,8 +115,8 @@ def least_room(rooms: Iterable[Room]) -> Room:
 class Pace:
     """A token bucket for an endpoint, host or API client, stored as one number (generic cell rate algorithm, ITU-T I.371).
 
-    In any second at most `per_second` requests go, rounded up to a whole number. A share of them, `burst_share`, may go at
-    once, at least one. The others go at even intervals.
+    In any second at most `per_second` requests go, rounded up to a whole number. The share `burst_share` of these requests may
+    go at once, at least one request. The others go at even intervals.
     """
 
     __slots__ = ("_burst_s", "_interval_s", "_next_at", "per_second")

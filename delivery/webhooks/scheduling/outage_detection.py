@@ -17,7 +17,7 @@ from delivery import errors
 from delivery.registry_model import Endpoint
 
 MIN_DESTINATIONS = 10
-"""Minimum of destinations for a judgement. Fewer may all be down by themselves."""
+"""Minimum of destinations for a judgement. Fewer destinations may all be down by their own fault."""
 MIN_CUSTOMERS = 2
 """Minimum of customers for a judgement. All destinations of one customer may be in one data centre that is down."""
 UNREACHABLE_SHARE = 0.8
@@ -70,10 +70,10 @@ class Reachability:
         return _unreachable(self.destinations)
 
     def is_broken(self, *, least: int = MIN_DESTINATIONS) -> bool:
-        """Return True if our own network seems broken.
+        """Return True if our own network seems broken, by two conditions that both hold.
 
-        That is: requests went to at least `least` destinations, of at least MIN_CUSTOMERS customers, and at least
-        UNREACHABLE_SHARE of the destinations, and of the customers, did not respond.
+        1. Requests went to at least `least` destinations, of at least MIN_CUSTOMERS customers.
+        2. At least UNREACHABLE_SHARE of the destinations, and of the customers, did not respond.
         """
         return (
             self.asked >= least
@@ -115,7 +115,7 @@ class NetworkHealth:
         """Return the judgement after a micro-batch.
 
         1. Hardly any destination responded (`Reachability.is_broken`), and no pause lasts: the network is broken. The pause is
-           FIRST_PAUSE_S. It doubles each time this is found again, up to MAX_PAUSE_S.
+           FIRST_PAUSE_S. The pause doubles each time the network is found broken again, up to MAX_PAUSE_S.
         2. Hardly any destination responded, and a pause lasts: no change. No micro-batch begins in a pause, so this
            micro-batch began before the pause, and did not test the network again.
         3. Most destinations responded: the network works, however few they are.

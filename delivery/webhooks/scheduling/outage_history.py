@@ -23,7 +23,7 @@ class Outages:
     """
 
     ended: tuple[tuple[int, int], ...] = ()
-    """First and last moment of each outage that is over, in order, in ms since the epoch. The last includes MARGIN_MS."""
+    """First and last moment of each outage that is over, in order, in ms since the epoch. The last one includes MARGIN_MS."""
     last_healthy_ms: int = 0
     """When the network was last known to work. 0: not yet."""
     is_ongoing: bool = False

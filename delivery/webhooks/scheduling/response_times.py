@@ -12,9 +12,9 @@ from delivery.webhooks.scheduling import endpoint_clock
 
 MIN_MARGIN_S = endpoint_clock.BEAT_S + 2 * endpoint_clock.STALL_S
 """Least seconds from the mean response time to the response deadline, unless the maximum of the deadline is sooner. The
-endpoint clock is no more exact than this when the worker lacks CPU: its loop may stall when a request is sent, and again when
-the response is read (the granularity G of RFC 6298). With thousands of endpoints, one has just become slow in nearly each
-micro-batch. So nearly each micro-batch ends later by about this time."""
+endpoint clock is no more exact than this when the worker lacks CPU (the granularity G of RFC 6298). The event loop may stall
+when a request is sent, and again when the response is read. With thousands of endpoints, one has just become slow in nearly
+each micro-batch. So nearly each micro-batch ends later by about this time."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
 """Maximum, in seconds, of the deadline to which FirstResponses cuts longer first response times in its estimate."""
 

@@ -68,8 +68,8 @@ class Timeouts:
     def start_response_deadline(self, wait_s: float = 0.0) -> None:
         """Call `on_response_deadline` after `wait_s`, or after `response_deadline_s` if that is sooner.
 
-        If `response_deadline_s` is infinite, it is never called. By default it is called at once, because attempts to endpoints
-        that usually take longer than `response_deadline_s` are overdue now.
+        If `response_deadline_s` is infinite, `on_response_deadline` is never called. By default the call comes at once, because
+        attempts to endpoints that usually take longer than `response_deadline_s` are overdue now.
         """
         most_s = self._bounds.response_deadline_s
         if self._response_deadline is None and most_s < math.inf:

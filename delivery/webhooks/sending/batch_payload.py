@@ -1,6 +1,6 @@
 """Build the request body of a batch, and read from the response which events of the batch it rejects.
 
-Source: Standard Webhooks 1.0 for each message of the array; CloudEvents 1.0.2, "JSON Batch Format" (section 4 of the JSON event
+Source: Standard Webhooks 1.0 for each message of the array. CloudEvents 1.0.2, "JSON Batch Format" (section 4 of the JSON event
 format) and "HTTP Protocol Binding" (section 3.3).
 """
 
@@ -41,7 +41,7 @@ class BatchDelivery(NamedTuple):
 
     @property
     def kept_response_bytes(self) -> int:
-        """Return the bytes of the response to keep: the transport's maximum, enough to reject each of some hundred events."""
+        """Return the most bytes of a response to keep: the transport's maximum, enough to reject some hundred events."""
         return 16 * 1024
 
 
@@ -100,8 +100,8 @@ def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], subscription_i
 def rejected_events(response: bytes, count: int) -> dict[int, str]:
     """Return the places of the events that a 2xx response to a batch of `count` events rejects, each with its shortened reason.
 
-    A rejecting response is `{"rejected": [{"index": 3, "reason": "no such order"}]}`. Any other response rejects nothing, and
-    so does one with an invalid entry: a customer that responds with `ok`, a page, or other JSON has accepted the batch.
+    A rejecting response is `{"rejected": [{"index": 3, "reason": "no such order"}]}`. Any other response rejects nothing,
+    also a list with one invalid entry. A customer that responds with `ok`, a page, or other JSON has accepted the batch.
     """
     if b'"rejected"' not in response:  # the usual case
         return {}

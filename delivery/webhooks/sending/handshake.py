@@ -20,7 +20,7 @@ ANY = "*"
 """Value of the reply headers that permits any origin, or any rate."""
 MAX_PER_MINUTE = 6_000_000
 """Maximum of a permitted rate in requests a minute: as high as an endpoint's `max_per_second` may be. A higher rate counts as
-this."""
+MAX_PER_MINUTE."""
 _ASK_AGAIN = "correct the receiver, then ask again"
 _RATE = re.compile("[1-9][0-9]*")
 _MINUTE_S = 60
@@ -31,7 +31,7 @@ class HandshakeState(enum.StrEnum):
 
     PERMITTED = "permitted"
     ASKED = "asked"
-    """The receiver has not answered. It may still permit deliveries by the callback."""
+    """The receiver has not answered, and may still permit deliveries by the callback."""
     REFUSED = "refused"
 
 
@@ -76,7 +76,7 @@ def wished_per_minute(max_per_second: float | None) -> int | None:
 def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> Reply:
     """Return the receiver's reply, by the headers of its response. The status does not count, as in the specification.
 
-    1. The response names no allowed origin: State.ASKED if the question has a callback, otherwise State.REFUSED.
+    1. The response names no allowed origin: ASKED if the question has a callback, otherwise REFUSED.
     2. The response names another origin, or several origins: REFUSED.
     3. The rate is invalid, or missing although a rate was requested (section 4.2.2 then requires it): REFUSED.
     4. Otherwise: PERMITTED.

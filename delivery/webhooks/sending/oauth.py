@@ -34,7 +34,8 @@ apart. So a broken token server, or an endpoint that accepts no token, causes no
 DEFAULT_LIFETIME_S = 300.0
 """Lifetime of a token in seconds if the token server returns none. If the token ends earlier, a 401 shows it."""
 RENEW_BEFORE = 0.2
-"""Last share of a token's lifetime in which a new token is fetched while the old one is still used. At most a minute."""
+"""Last share of a token's lifetime in which a new token is fetched while the old token is still used. This time is at most a
+minute."""
 
 _HEADER = b"authorization: Bearer "
 _TOKEN = re.compile(r"[!-~]+")
@@ -160,7 +161,7 @@ class Tokens:
             refused = errors.TokenRefused(f"the token server: {exc}: {_CHECK}")
             token.failure = exc if isinstance(exc, errors.TokenRefused) else refused
             token.retry_at = self._clock() + RETRY_PAUSE_S
-        except Exception:  # a renewal has nobody who awaits it, and the next attempt would request a token again
+        except Exception:  # no caller awaits a renewal, and without RETRY_PAUSE_S each attempt would request a token
             log.exception(
                 "an unforeseen error in a request for an access token: attempts without a valid token fail as local, and the "
                 "first attempt after %.0f s requests the token again. Send this traceback to the maintainers of the platform",

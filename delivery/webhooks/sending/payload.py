@@ -125,8 +125,8 @@ def _attributes(event: Event | Packed) -> dict[str, str]:
 def _further_lines(event: Event) -> str:
     """Return the header lines of the attributes in `Event.attributes`: those without a field in Event.
 
-    Raise ValueError for an invalid name. A name was checked when the event was parsed. The name is checked again, because the
-    event may have been stored in state or in a topic since.
+    Raise ValueError for an invalid name. Names are checked again, because the event may have been stored since the parser
+    checked them.
     """
     lines = ""
     for name, value in event.attributes:
@@ -147,9 +147,10 @@ def _binary_opaque(data: bytes, kind: Opaque, lines: str) -> Content:
 
 
 def _described(media_type: str, lines: str) -> bytes:
-    """Return the header lines of the attributes behind a `content-type` of this media type.
+    """Return `lines`, the header lines of the attributes, with a `content-type` of this media type in front.
 
-    Raise ValueError for an invalid media type. It is checked again, because the event may have been stored since it was parsed.
+    Raise ValueError for an invalid media type. The media type is checked again, because the event may have been stored since
+    the parser checked it.
     """
     if not opaque.is_media_type(media_type):
         raise ValueError("the media type of the payload is not valid, and would be another header")

@@ -1,4 +1,4 @@
-"""Make one attempt at a delivery or batch: sign it, post it, and return the result as data. A failure is no exception."""
+"""Make one attempt at a delivery or batch: sign it, post it, and return the result as data. A failed attempt raises nothing."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
 SEED_BYTES = 32
 """Bytes of the seed of an ed25519 key, which is the secret key."""
 MAX_PREPARED = 16_384
-"""Most keys of each scheme that a process keeps prepared, the most recently used keys: 0.8 kB each. A cache smaller than the
-number of active endpoints would have no effect."""
+"""Most prepared keys of each scheme in a process's cache, 0.8 kB each. The least recently used are dropped. A cache smaller
+than the number of active endpoints would have no effect."""
 
 
 def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: bytes) -> str:

@@ -4,8 +4,8 @@ Runs in the executors. Pure.
 
 A segment is immutable: one value of Spark's state, with some of the shard's items. Many segments, or segments from which most
 items were removed, are merged into new segments. An item is rewritten the more often the longer it waits: once more each time
-the wait quadruples. The state of a shard takes at most about twice the bytes of the items that wait in it. It takes more if
-these items have more than MAX_MERGED_SIZE.
+the wait quadruples. The state of a shard takes at most about twice the bytes of the items that wait in it. The state takes
+more if these items have more than MAX_MERGED_SIZE.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def pick_compaction(segments: Mapping[int, StoredSegment]) -> tuple[list[int], i
     The levels are examined from the highest to the lowest. The segments of a level and of all lower levels, which are the
     newest segments, are merged in two cases:
     1. The level has MAX_RUNS runs or more: they become one run of the next level.
-    2. The segments had MIN_MERGED_SIZE bytes or more when they were written, and more than half of these bytes were removed:
-       the remaining items become one run of the same level.
+    2. The segments had MIN_MERGED_SIZE bytes or more when they were written, and more than half of them were removed. The
+       remaining items become one run of the same level.
 
     A merge that would write more than MAX_MERGED_SIZE is not made.
     """
