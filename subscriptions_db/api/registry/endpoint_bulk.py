@@ -173,7 +173,7 @@ def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
 def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[str], bool]:
     """Return the ids of the request's endpoints in order, and True if more endpoints match."""
     place = cursors.place(wanted.cursor)
-    if place.is_end:  # from a list: it would begin again at the first endpoint
+    if place.is_end:  # a `previous_cursor` of a list: the request would begin again at the first endpoint
         raise problems.invalid(("cursor", "is not a cursor of this request: send `next_cursor` of its last answer, unchanged"))
     after = place.row_id
     if wanted.endpoints is None:

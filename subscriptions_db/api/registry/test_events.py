@@ -172,7 +172,7 @@ def send(call: Call) -> PendingSend:
 
 
 def _record(endpoint_id: str, call: Call) -> None:
-    row = crud.existing_row(call, "endpoint", endpoint_id)  # it may be gone by now
+    row = crud.existing_row(call, "endpoint", endpoint_id)  # the endpoint may be deleted by now
     request_audit.write(call, "test", "endpoint", endpoint_id, customer_id=row["customer"])
 
 
