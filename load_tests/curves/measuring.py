@@ -49,7 +49,7 @@ class Pass:
     micro_batches: int
     """Micro-batches of the pass."""
     slowdown: float
-    """Slowdown of the machine, the mean of before and after the pass (harness.machine_speed)."""
+    """Slowdown of the machine, the mean of before and after the pass (load_tests.harness.machine_speed)."""
 
     @property
     def per_s(self) -> float:
