@@ -636,7 +636,7 @@ select endpoint_id, customer_id from endpoint_conditions where wake_at <= %(now)
 delete from endpoint_conditions c where not exists (select from endpoints e where e.endpoint_id = c.endpoint_id);
 
 -- name: put_operational_events
--- The column `endpoint_id` has the id of what the event is about: an endpoint, an API key, or the customer or tenant of a quota.
+-- The column `endpoint_id` has the id of the event's subject: an endpoint, an API key, or the customer or tenant of a quota.
 -- The column `customer_id` has '' if the event is for operators only.
 insert into operational_events (event_id, kind, endpoint_id, customer_id, at, data)
 select * from unnest(

@@ -125,6 +125,7 @@ def of_customer(call: Call) -> Statistics:
     """Return the statistics of all endpoints of a customer, deleted ones included.
 
     Raise Refused:
+
     * 403: the key is limited. Row-level security hides the sum over all endpoints, and the sum over the key's endpoints is not
       stored.
     * 422: the time range is not allowed, or `customer` is missing or is not the key's own.

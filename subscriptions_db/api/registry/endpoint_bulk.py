@@ -120,8 +120,10 @@ def change(call: Call) -> ChangedEndpoints:
     3. Change each endpoint whose state allows the action, and write an audit entry for it.
     4. In a dry run, roll the changes back.
 
-    Raise Refused with 403 if the answer would show stored values to a key that reads nothing. Raise it with 422 if the request
-    does not name the endpoints in exactly one way, or if `customer` is missing or is not the key's own.
+    Raise Refused:
+
+    * 403: the answer would show stored values to a key that reads nothing.
+    * 422: the request does not name the endpoints in exactly one way, or `customer` is missing or is not the key's own.
     """
     wanted = call.body_as(EndpointsToChange)
     _require_one_way(wanted)

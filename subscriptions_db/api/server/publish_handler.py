@@ -181,8 +181,8 @@ class Publishing:
     def _room(self, request: web.Request, key_id: str) -> Iterator[None]:
         """Count the bytes of a request's body as occupied while the context is open.
 
-        Raise Refused with 429 if the key would occupy more than its share (MAX_SHARE_OF_KEY), and with 503 if all keys would
-        occupy more than MAX_BYTES. A body without a length, or a compressed one, counts as `api.max_body_bytes`.
+        Raise Refused with 429 if the key would exceed its share (MAX_SHARE_OF_KEY), and with 503 if all keys would exceed
+        MAX_BYTES. A body without a length, or a compressed one, counts as `api.max_body_bytes`.
         """
         is_known = request.content_length is not None and "content-encoding" not in request.headers
         size = min(request.content_length or 0, self._max_body_bytes) if is_known else self._max_body_bytes
