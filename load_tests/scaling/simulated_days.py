@@ -40,7 +40,7 @@ EVERY_S = 5.0
 """Seconds between two decisions."""
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 DRAINED_S = 5.0
-"""Lag in seconds of load, up to which a spike counts as drained. Micro-batches in flight cause as much."""
+"""Lag in seconds of load, up to which a spike counts as drained. Micro-batches in flight cause that much lag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class PermitResult(described.DescribedModel):
 
 
 def validate(call: Call) -> PendingQuestion:
-    """Prepare a question for permission, whatever the endpoint's status. Later, the event loop has it recorded and sends it.
+    """Prepare a question for permission, whatever the endpoint's status. Later, the event loop records and sends the question.
 
     Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission or cannot be
     used, or if the operator has set no `delivery.webhook_origin`.

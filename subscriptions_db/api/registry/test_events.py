@@ -157,7 +157,7 @@ async def open_sender(config: settings.DeliverySettings, address_guard: guard.Gu
 
 
 def send(call: Call) -> PendingSend:
-    """Build a test event for an endpoint, whatever its status. Later, the event loop has it recorded and sends it.
+    """Build a test event for an endpoint, whatever its status. Later, the event loop records and sends the test event.
 
     Raise RegistrationError if the catalogue's example of the type cannot be sent. Raise Refused:
 
