@@ -388,8 +388,8 @@ on conflict (event_type) do update set
 select coalesce(max(revision), 0) as revision from revisions;
 
 -- name: apply_lock
--- A lock of the session, taken before the transaction begins. Otherwise the transaction would not see what was committed while it
--- waited for the lock.
+-- A lock of the session, taken before the transaction begins. Otherwise the transaction would not see changes that were
+-- committed while it waited for the lock.
 select pg_advisory_lock(hashtext('fanout.apply'));
 
 -- name: apply_unlock

@@ -49,7 +49,7 @@ class Pass:
     micro_batches: int
     """Micro-batches of the pass."""
     slowdown: float
-    """Slowdown of the machine, the mean of before and after the pass (harness.machine_speed)."""
+    """Slowdown of the machine, the mean of before and after the pass (load_tests.harness.machine_speed)."""
 
     @property
     def per_s(self) -> float:
@@ -59,7 +59,7 @@ class Pass:
 
 @dataclass(slots=True, kw_only=True)
 class JobRun:
-    """Figures of one job. They fill while the job runs, so that an interrupted run leaves what was measured."""
+    """Figures of one job. They fill while the job runs, so that an interrupted run leaves the figures measured so far."""
 
     values: tuple[int, ...]
     passes: list[Pass] = field(default_factory=list)

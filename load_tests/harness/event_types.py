@@ -1,8 +1,8 @@
 """Name the event types of a load test with words, as producers do.
 
-Numbered names would measure a flaw of Kafka's Java client. It puts the names of a list of topics into a hash table, and then
-moves them to a larger one. Names that differ only in a number fill neighbouring slots, and the move takes time that grows with
-the square of the topics: 6 ms of CPU for 500 topics, for each list. The job reads such lists several times a second.
+Numbered names would measure a flaw of Kafka's Java client. The client puts the names of a list of topics into a hash table, and
+then moves the names to a larger table. Names that differ only in a number fill neighbouring slots. The time of the move then
+grows with the square of the topics: 6 ms of CPU for a list of 500. The job reads such lists several times a second.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class MeasuredPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Parameters of a comparison: both phases, and what they have in common."""
+    """Parameters of a comparison: both phases, and the parameters that they share."""
 
     customers: traffic.Customers
     first: MeasuredPhase

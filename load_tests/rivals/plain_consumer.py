@@ -62,8 +62,8 @@ RECORDS_BETWEEN_IO = 32
 SESSION_TIMEOUT_MS = 6_000
 """Milliseconds until Kafka gives the partitions of a killed consumer to the next one. The client's default is 45 seconds."""
 COMMIT_EVERY_S = 0.1
-"""Seconds between two commits. One for each chunk is too much at a steady pace: chunks have a few records there, and the
-commits queue up for seconds in the Kafka client. After SIGKILL all of their events repeat."""
+"""Seconds between two commits. At a steady pace, chunks have few records. A commit for each chunk would queue up for seconds in
+the Kafka client. After SIGKILL, the events of all queued commits would repeat."""
 
 
 class Destination(NamedTuple):

@@ -24,7 +24,7 @@ docs/benchmarks/2026-11-21-direct-lane.md, its last table."""
 MICRO_BATCH_S = 0.3
 """Seconds of the fixed part of a micro-batch: docs/adr/0029-small-micro-batches.md."""
 START_S = (6.0, 20.0)
-"""Shortest and longest time in seconds until an executor's pod is registered: deploy/helm/fanout/README.md, "Tried"."""
+"""Shortest and longest time in seconds until an executor's pod is registered: docs/adr/0038-scale-on-what-waits.md."""
 PLAN_S = 5.0
 """Seconds for a new plan of a lane's query, assumed. docs/adr/0038-scale-on-what-waits.md has measurements."""
 CORES = 2
@@ -34,12 +34,13 @@ MAX_EVENTS_PER_BATCH = 20_000
 DAY_SWING = 0.4
 """Share by which the load exceeds its mean in the afternoon, and falls below it in the night."""
 FIXED_LOAD = 0.75
-"""Share of their throughput that executors of a fixed number use at the peak, as executors do after a scale-in."""
+"""Share of its throughput that each executor of the fixed number uses at the peak: the HEADROOM of
+`delivery.stages.scaling.decision`."""
 EVERY_S = 5.0
 """Seconds between two decisions."""
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 DRAINED_S = 5.0
-"""Lag in seconds of load, up to which a spike counts as drained. Micro-batches in flight cause as much."""
+"""Lag in seconds of load, up to which a spike counts as drained. Micro-batches in flight cause that much lag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,7 @@
 3. Busy loops take all cores, and a process allocates and touches much memory. Meanwhile a worker is stopped for 3 s, and the
    JVM makes a full collection.
 4. The disturbance ends. How long until the throughput is back?
-5. All published events arrive. Nothing may be lost, no endpoint suppressed or disabled, and hardly a delivery deferred to the
-   retry lane.
+5. All published events arrive. Nothing may be lost, no endpoint suppressed or disabled, and hardly a delivery postponed.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class OverloadThroughput(NamedTuple):
     before: float
     disturbed: float
     back_after_s: float
-    """Seconds from the end of the disturbance to the begin of the first window in which the throughput had recovered."""
+    """Seconds from the end of the disturbance to the beginning of the first window in which the throughput had recovered."""
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 1. The job starts. Events come at a steady pace to endpoints with an order, so that all of them go through the retry lane.
    The first events warm the lane up. Then its micro-batches are measured while nothing waits.
-2. `pending` events are published for paused endpoints. The direct lane defers them to the retry lane, where they wait.
+2. `pending` events are published for paused endpoints. The direct lane postpones them to the retry lane, where they wait.
 3. The job starts again, so that it is as cold as in step 1. The same work is measured while the `pending` events wait.
 4. A ninth of the paused endpoints is resumed, and gets its waiting deliveries. Nothing may be lost. All other deliveries still
    wait.

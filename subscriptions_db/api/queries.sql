@@ -112,8 +112,9 @@ select id from matching where id = any (%(ids)s);
 select count(*) as rows from matching;
 
 -- name: entries_before
--- The audit entries that a search examines: at most `most`, the nearest first. An entry may be committed after entries with larger numbers.
--- audit_log.py joins it, or entries_after, with matching_entries and nearest_…, with last_entry_…, or with number_of_matches.
+-- The audit entries that a search examines: at most `most`, the nearest first. An entry may be committed after entries with
+-- larger numbers. audit_log.py puts this statement or entries_after, as `looked_at`, before last_entry_…. With
+-- matching_entries, as `matching`, it comes before nearest_entries_… or number_of_matches (archive/queries.sql).
 select entry_id, at, key_id, login, customer_id, action, entity, entity_id, before, after from audit_log
 where entry_id < %(place)s and (%(customer)s::text is null or customer_id = %(customer)s)
 order by entry_id desc limit %(most)s
@@ -213,7 +214,7 @@ delete from published_events where ctid = any (array(
 ));
 
 -- name: add_published_events
--- Also returns the tenants' own quotas. Leaves out tenants that are not registered: any number of them can be invented.
+-- Also returns the tenants' own quotas. Leaves out unregistered tenants, because publishers can invent any number of ids.
 with added as (
     insert into published_events as known (day, tenant_id, events)
     select day, tenant_id, events

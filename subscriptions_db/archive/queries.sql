@@ -112,9 +112,10 @@ where customer_id = %(customer_id)s and endpoint_id = %(endpoint_id)s and hour >
 order by hour;
 
 -- name: letters_after
--- The waiting dead letters that a search examines: at most `most`, the nearest first, so a rare criterion costs no more than none.
--- archived_dead_letters.py joins it, or letters_before, parked_after or parked_before, with judged_letters: with matching_letters and a
--- page, or with number_of_letters.
+-- The waiting dead letters that a search examines: at most `most`, the nearest first. So a search with a rare criterion costs
+-- no more than a search without criteria. archived_dead_letters.py puts letters_after, letters_before, parked_after or
+-- parked_before, as `looked_at`, before judged_letters, matching_letters and page_…. counts.py puts letters_after or
+-- parked_after before judged_letters and number_of_letters.
 select position, endpoint_id, event_type, tenant_id, reason, dead_lettered_at, true as is_waiting from dead_letters
 where customer_id = %(customer_id)s and state = 'waiting' and position > %(place)s
 order by position limit %(most)s
@@ -125,7 +126,8 @@ where customer_id = %(customer_id)s and state = 'waiting' and position < %(place
 order by position desc limit %(most)s
 
 -- name: parked_after
--- As letters_after, for the parked dead letters of a consumer: `most` leases are examined, also of dead letters that wait no longer.
+-- The parked dead letters of a consumer that a search examines. `most` bounds the leases, also those of dead letters that wait
+-- no longer.
 -- `limit 1` makes Postgres look up each dead letter by the index, as in consumer_counts.
 select parked.position, letter.endpoint_id, letter.event_type, letter.tenant_id, letter.reason, letter.dead_lettered_at,
        letter.position is not null as is_waiting
@@ -280,7 +282,8 @@ where (n.webhook_id, n.customer_id, n.endpoint_id, n.dead_lettered_at, n.topic, 
     = (done.webhook_id, done.customer_id, done.endpoint_id, done.dead_lettered_at, done.topic, done.partition, done."offset");
 
 -- name: delete_settled_notes_without_place
--- A statement of its own, so that delete_settled_notes compares with `=`, by the index, and not each note with each other one.
+-- A statement of its own, so that delete_settled_notes compares with `=`, by the index. Otherwise Postgres would compare all
+-- pairs of notes.
 delete from redrive_notes n using unnest(
     %(customer_id)s::text[], %(endpoint_id)s::text[], %(webhook_id)s::text[], %(dead_lettered_at)s::timestamptz[]
 ) as done (customer_id, endpoint_id, webhook_id, dead_lettered_at)
@@ -442,7 +445,7 @@ update dead_letter_leases set token = null
 where customer_id = %(customer_id)s and consumer = %(name)s and parked_at is not null and token is not null;
 
 -- name: asked_receipts
--- The receipt handles of a request. receipts.py puts it before `ack`, `nack` or `extend`, and `receipt_results` behind.
+-- The receipt handles of a request. receipts.py puts this statement before `ack`, `nack` or `extend`, and receipt_results last.
 select number, position, token
 from unnest(%(positions)s::bigint[], %(tokens)s::uuid[]) with ordinality as asked (position, token, number)
 
@@ -479,7 +482,8 @@ order by number;
 
 -- name: records_before
 -- The newest records of a customer before a place. A search of attempts or deliveries examines these: at most `most`, the nearest first.
--- records.py joins it, or records_after, with `matching_…`, and then with nearest_before, nearest_after or number_of_matches.
+-- records.py puts this statement or records_after, as `looked_at`, before last_record_…. With `matching_…`, as `matching`, this
+-- statement comes before nearest_… or number_of_matches.
 select * from attempts
 where customer_id = %(customer_id)s
   and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
@@ -632,7 +636,7 @@ select endpoint_id, customer_id from endpoint_conditions where wake_at <= %(now)
 delete from endpoint_conditions c where not exists (select from endpoints e where e.endpoint_id = c.endpoint_id);
 
 -- name: put_operational_events
--- The column `endpoint_id` has the id of what the event is about: an endpoint, an API key, or the customer or tenant of a quota.
+-- The column `endpoint_id` has the id of the event's subject: an endpoint, an API key, or the customer or tenant of a quota.
 -- The column `customer_id` has '' if the event is for operators only.
 insert into operational_events (event_id, kind, endpoint_id, customer_id, at, data)
 select * from unnest(
@@ -666,8 +670,8 @@ select pg_advisory_xact_lock(hashtext('fanout.reached_quotas'));
 select quota, subject_id, customer_id, most, reached_at, reported_at from reached_quotas;
 
 -- name: quotas_reached_now
--- A quota of 0 forbids, so nobody reaches it. Of dead letters, each customer's are counted up to the quota. Tenants that are not registered
--- have no event: anybody with a publisher's key can invent them.
+-- A quota of 0 forbids everything and never counts as reached. The dead letters of a customer are counted up to the quota.
+-- Unregistered tenants get no event, because anybody with a publisher's key can invent their ids.
 with bounds as (
     select customer_id, coalesce(max_endpoints, %(endpoints)s) as endpoints, coalesce(max_subscriptions, %(subscriptions)s) as subscriptions,
            coalesce(max_dead_letters, nullif(%(dead_letters)s, 0)) as dead_letters

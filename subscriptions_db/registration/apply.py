@@ -296,7 +296,7 @@ def _write(
             {"tenant_id": row.id, "keep": [department.id for department in row.sub_tenants or ()]} for row in with_sub_tenants
         ]
         _execute_all(cursor, "delete_sub_tenants", keep)
-        # From `columns`, which keeps only the last of several with the same id: one statement cannot write a row twice.
+        # `columns` keeps only the last of several sub-tenants with one id: one statement cannot write a row twice.
         sub_tenants = [
             {"tenant_id": row.id, "id": sub_tenant, "name": name}
             for row in with_sub_tenants

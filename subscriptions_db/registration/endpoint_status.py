@@ -1,11 +1,11 @@
 """Change the status of endpoints: disable, enable, pause and resume them.
 
-Runs on the driver, in `fanout` commands and in the API. A running job sees the change with the next revision. The author of a
-change decides what writes its audit entry:
+Runs on the driver, in `fanout` commands and in the API. A running job sees the change with the next revision. The writer of the
+audit entry depends on the author of the change:
 
-1. The job: a trigger of Postgres.
-2. A `fanout` command: this module.
-3. The API: its handler.
+1. The job: a trigger of Postgres writes the entry.
+2. A `fanout` command: this module writes the entry.
+3. The API: the handler of the request writes the entry.
 """
 
 from __future__ import annotations

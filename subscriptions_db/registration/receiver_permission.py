@@ -144,8 +144,8 @@ def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
 def open_question(connection: connect.Connection, endpoint_id: str, token_digest: bytes) -> dict[str, Any] | None:
     """Return the row of the question that an endpoint's receiver may answer at the callback URL whose token has this digest.
 
-    The receiver may have answered the question already. None: there is no such question, the question has expired, the
-    endpoint's URL was changed since the question, or the endpoint needs no permission any more.
+    The receiver may have answered the question already. None: there is no such question, or the question has expired. None also
+    if the endpoint's URL was changed since the question, or if the endpoint needs no permission any more.
     """
     asked = {"endpoint_id": endpoint_id, "token_digest": token_digest}
     return connection.execute(query("open_validation"), asked).fetchone()
@@ -157,7 +157,7 @@ def permit(
     """Record that an endpoint's receiver permits deliveries, and that the question with this token digest was answered.
 
     `asked` is the row of the question. `per_minute` None: without a limit. Return False, and record no permission, if the
-    endpoint was deleted, if its URL was changed since the question, or if it needs no permission any more.
+    endpoint was deleted, has another URL since the question, or needs no permission any more.
     """
     wanted = {"endpoint_id": endpoint_id, "token_digest": token_digest, "per_minute": per_minute}
     connection.execute(query("mark_validation_answered"), wanted)

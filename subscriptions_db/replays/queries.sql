@@ -26,7 +26,7 @@ from replays where customer_id = %(customer_id)s and state in ('waiting', 'runni
 select * from replays where customer_id = %(customer_id)s and replay_id = %(replay_id)s;
 
 -- name: matching_replays
--- requests.py puts it before newest_before, oldest_after or number_of_replays.
+-- requests.py puts this statement, as `matching`, before newest_before, oldest_after or number_of_replays.
 select * from replays
 where customer_id = %(customer_id)s
   and (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)

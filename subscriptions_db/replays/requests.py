@@ -114,7 +114,7 @@ def range_of(since: dt.datetime, until: dt.datetime | None, event_types: list[st
 def ask(
     connection: connect.Connection, customer_id: str, endpoint_id: str, asked: ReplayRange | ReplayOne
 ) -> ReplayRequest | None:
-    """Request a replay and return it. None: another replay is unfinished that excludes this one.
+    """Request a replay and return it; return None if an unfinished replay excludes it.
 
     An unfinished replay of one delivery excludes another replay of the same delivery. An unfinished replay of a time range
     excludes every replay of a time range of the same endpoint.

@@ -85,8 +85,8 @@ def recovered_s(samples: Sequence[Sample], from_s: float, threshold: float) -> f
 def behind_s(samples: Sequence[Sample], changes: Sequence[Change]) -> dict[str, float]:
     """Return p50, p90, p99 and max, over the samples, of the seconds by which the job's registry is behind.
 
-    It is the age of the oldest committed change that the job does not route by, or 0. Samples before the first and after the
-    last change do not count.
+    A sample's delay is the age of the oldest committed change that the job does not route by, or 0. Samples before the first
+    and after the last change do not count.
     """
     revisions = [change.revision for change in changes]
     found = []

@@ -199,8 +199,8 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
     if own is None:
         return
     with of_whole_customer(call):
-        # Binding parameters on the client sends both statements in one round trip. The count sees what was committed before
-        # this transaction got the lock.
+        # Binding parameters on the client sends both statements in one round trip. The count sees all rows that were
+        # committed before this transaction got the lock.
         cursor = psycopg.ClientCursor(call.connection).execute(query(f"count_{kind}s"), {"customer": own})
         cursor.nextset()
         [found] = cursor.fetchall()

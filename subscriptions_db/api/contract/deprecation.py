@@ -3,8 +3,8 @@
 Runs in the API, and in `fanout` commands for the OpenAPI document. docs/api.md has the policy.
 
 An operation has its deprecation as `Route.deprecation`. A parameter or a field has its deprecation as an annotation:
-`Annotated[str, Deprecation(…)]`. The API does not validate published events by the types of publishing/routes.py, so the
-headers name no fields of events.
+`Annotated[str, Deprecation(…)]`. The API does not validate published events by the types of publishing/publish_route.py, so
+the headers name no fields of events.
 """
 
 from __future__ import annotations

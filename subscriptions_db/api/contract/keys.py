@@ -68,8 +68,8 @@ def create(
     """Create a key of a customer, or of the platform, and write an audit entry with the actor `command`.
 
     `tenants` limits a publisher's key to events of these tenants. Empty: events of every tenant. `endpoints` limits a
-    customer's key to these endpoints. Empty: every endpoint of the customer. Raise RegistrationError for a customer or a limit
-    that does not fit the scope, for unknown customers and endpoints, and for more than MAX_ENDPOINTS endpoints.
+    customer's key to these endpoints. Empty: every endpoint of the customer. Raise RegistrationError for an unknown customer or
+    endpoint, for more than MAX_ENDPOINTS endpoints, and for a customer or a limit that does not fit the scope.
     """
     if scope.is_of_no_customer != (customer_id is None):
         raise errors.RegistrationError(

@@ -26,8 +26,8 @@ CONTENT_TYPE = "application/problem+json"
 ABOUT_NOTHING = "about:blank"
 """The `type` of a problem until `problem_types.document` sets the URL of its page."""
 RETRY_AFTER_S = 2
-"""Seconds in `Retry-After` of a 503, and of a 429 for too many waiting requests or bytes of events. Nobody knows when they
-end."""
+"""Seconds in `Retry-After` of a 503, and of a 429 for too many waiting requests or bytes of events. A guess: the API cannot
+know when the cause ends."""
 LOG_EVERY_S = 1.0
 """Least seconds between two log lines about one kind of cause. While Postgres is away, each request has the same cause."""
 _ROW = re.compile(r"^(tenants|customers|endpoints|subscriptions|event_types)\[0\]\.?")
@@ -93,7 +93,7 @@ INTERNAL = "the platform failed unexpectedly, and its log says why: repeat the r
 
 
 class Refused(Exception):
-    """A request is refused. Has the problem document and the headers of the answer."""
+    """Raised to refuse a request. Has the problem document and the headers of the answer."""
 
     def __init__(
         self,

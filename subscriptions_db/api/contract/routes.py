@@ -1,6 +1,6 @@
 """Define Route, and what handlers take and return.
 
-The list of Routes (server/table.py) is the single source of routing, request validation and the OpenAPI document.
+The list of Routes (server/route_table.py) is the single source of routing, request validation and the OpenAPI document.
 
 Runs in the API, and in `fanout` commands for the OpenAPI document.
 """
@@ -214,7 +214,7 @@ class Route:
         ]
         | None
     )
-    """None: the route publishes the events in the body, without a transaction (server/publishing.py)."""
+    """None: the route publishes the events in the body, without a transaction (server/publish_handler.py)."""
     body: type[pydantic.BaseModel] | None = None
     bodies: tuple[tuple[str, type[pydantic.BaseModel]], ...] = ()
     """Content types of the body, each with the type of its document. Set in place of `body` if the route takes other content

@@ -87,8 +87,11 @@ def list_(call: Call) -> ParkedDeadLetters:
 def unpark(call: Call) -> UnparkedDeadLetters:
     """Give parked dead letters back to their consumer, whose pollers can lease them again at once.
 
-    Raise Refused with 404 if there is no such consumer, with 409 if the consumer has the maximum of dead letters without an
-    ack, and with 422 if the request does not name the dead letters in exactly one way.
+    Raise Refused:
+
+    * 404: there is no such consumer.
+    * 409: the consumer has the maximum of dead letters without an ack.
+    * 422: the request does not name the dead letters in exactly one way, or `customer` is missing or is not the key's own.
     """
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
     if wanted.everything == (wanted.letters is not None):

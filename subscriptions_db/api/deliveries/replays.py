@@ -196,8 +196,11 @@ def get(call: Call) -> Replay:
 def cancel(call: Call) -> Replay:
     """Cancel a replay: no further deliveries are enqueued.
 
-    Raise Refused with 404 if there is no such replay, with 409 if it is finished, and with 422 if `customer` is missing or is
-    not the key's own.
+    Raise Refused:
+
+    * 404: there is no such replay.
+    * 409: the replay is finished.
+    * 422: `customer` is missing or is not the key's own.
     """
     before = _found(call)
     if not requests.cancel(call.connection, before.customer_id, before.replay_id, now=dt.datetime.now(dt.UTC)):

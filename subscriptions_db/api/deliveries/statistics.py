@@ -124,9 +124,11 @@ def of_endpoint(call: Call) -> Statistics:
 def of_customer(call: Call) -> Statistics:
     """Return the statistics of all endpoints of a customer, deleted ones included.
 
-    Raise Refused with 422 for a time range that is not allowed, or if `customer` is missing or is not the key's own. Raise it
-    with 403 for a limited key: the sum over the key's endpoints is not stored, and row-level security hides the sum over all
-    endpoints.
+    Raise Refused:
+
+    * 403: the key is limited. Row-level security hides the sum over all endpoints, and the sum over the key's endpoints is not
+      stored.
+    * 422: the time range is not allowed, or `customer` is missing or is not the key's own.
     """
     if call.principal.endpoints is not None:
         raise problems.Refused(

@@ -249,7 +249,7 @@ def _signing_key(entry: Any) -> SigningKey | None:
 def _tls(ca_file: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file or None)
-    except OSError as exc:  # ssl's own error is one
+    except OSError as exc:  # also ssl.SSLError
         raise errors.SettingsError(
             f"setting oidc.ca_file: {ca_file} cannot be read as certificates in PEM ({exc.strerror or 'no PEM'}), so nothing "
             "was started. Correct the path or the file"

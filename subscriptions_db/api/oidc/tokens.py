@@ -70,8 +70,11 @@ class TokenVerifier:
     async def verified(self, text: str) -> Principal:
         """Return the principal of a token.
 
-        Raise Refused with 401 if the token is not valid, with 403 if it gives no scope, and with 503 if the provider cannot be
-        asked.
+        Raise Refused:
+
+        * 401: the token is not valid.
+        * 403: the token gives no scope.
+        * 503: the keys of the provider cannot be read.
         """
         claims = await self._claims(text)
         principal = Principal(PREFIX + self._subject(claims), None, self._scope(claims))

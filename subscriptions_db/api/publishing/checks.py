@@ -5,8 +5,10 @@ Runs in the API. The job's own parser checks each event. The job rejects an even
 1. The tenant is not registered or not active. No check asks Postgres.
 2. `source.reused_ids` is `rejected`, and an event with the same source and id had another payload.
 
-The API refuses two kinds of events that the job takes: an event without an id, because its publisher could not repeat it, and a
-payload with a schema's id in a topic of the schema registry, because no check asks the schema registry.
+The API refuses two kinds of events that the job takes:
+
+1. An event without an id: its publisher could not repeat it.
+2. A payload with a schema's id in a topic of the schema registry: no check asks the schema registry.
 """
 
 from __future__ import annotations

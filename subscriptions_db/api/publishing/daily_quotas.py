@@ -2,8 +2,8 @@
 
 Runs in the API, on its event loop. The process counts the events itself, so no request waits for Postgres. Each second the
 process adds its counts to those of the other processes in Postgres, and reads the sums. So all processes together may exceed a
-quota by the events of about a second, and by the requests that are in flight when the quota is reached. If a connection breaks
-while Postgres commits, the counts may be added twice.
+quota by the events of about a second, and by the requests in flight. If a connection breaks while Postgres commits, the counts
+may be added twice.
 
 A publisher can invent tenants. So each process counts a bounded number of tenants, and Postgres has the counts of registered
 tenants only. An event of a tenant that is not registered is due to nobody. Each process counts the events of such a tenant

@@ -187,7 +187,7 @@ class EventProducer:
         return [event.event_id for event in events]
 
     async def _submit(self, events: Mapping[int, Publication], refused: set[int], *, is_alone: bool = False) -> _Submission:
-        """Write events, and return when each is confirmed or has failed.
+        """Write events, and return their submission, with the failures, when each event is confirmed or has failed.
 
         With `is_alone`, each event is a record batch of its own.
 

@@ -120,8 +120,10 @@ def change(call: Call) -> ChangedEndpoints:
     3. Change each endpoint whose state allows the action, and write an audit entry for it.
     4. In a dry run, roll the changes back.
 
-    Raise Refused with 403 if the answer would show stored values to a key that reads nothing. Raise it with 422 if the request
-    does not name the endpoints in exactly one way, or if `customer` is missing or is not the key's own.
+    Raise Refused:
+
+    * 403: the answer would show stored values to a key that reads nothing.
+    * 422: the request does not name the endpoints in exactly one way, or `customer` is missing or is not the key's own.
     """
     wanted = call.body_as(EndpointsToChange)
     _require_one_way(wanted)
@@ -173,7 +175,7 @@ def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
 def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[str], bool]:
     """Return the ids of the request's endpoints in order, and True if more endpoints match."""
     place = cursors.place(wanted.cursor)
-    if place.is_end:  # from a list: it would begin again at the first endpoint
+    if place.is_end:  # a `previous_cursor` of a list: the request would begin again at the first endpoint
         raise problems.invalid(("cursor", "is not a cursor of this request: send `next_cursor` of its last answer, unchanged"))
     after = place.row_id
     if wanted.endpoints is None:

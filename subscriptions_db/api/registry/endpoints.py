@@ -133,7 +133,11 @@ def delete(call: Call) -> None:
 def pause(call: Call) -> schemas.Endpoint:
     """Pause an endpoint: its deliveries wait.
 
-    Raise Refused with 404 if there is no such endpoint, with 409 if it is disabled, and with 412 if a condition does not hold.
+    Raise Refused:
+
+    * 404: there is no such endpoint.
+    * 409: the endpoint is disabled.
+    * 412: `If-Match` or `If-None-Match` does not hold.
     """
     return _set_status(call, EndpointStatus.PAUSED, unless=EndpointStatus.DISABLED)
 
@@ -141,8 +145,11 @@ def pause(call: Call) -> schemas.Endpoint:
 def resume(call: Call) -> schemas.Endpoint:
     """Resume a paused endpoint.
 
-    Raise Refused with 404 if there is no such endpoint, and with 409 if it is disabled, or if its receiver has not permitted
-    deliveries. Raise Refused with 412 if a condition does not hold.
+    Raise Refused:
+
+    * 404: there is no such endpoint.
+    * 409: the endpoint is disabled, or its receiver has not permitted deliveries.
+    * 412: `If-Match` or `If-None-Match` does not hold.
     """
     return _set_status(call, EndpointStatus.ACTIVE, unless=EndpointStatus.DISABLED)
 
@@ -150,8 +157,11 @@ def resume(call: Call) -> schemas.Endpoint:
 def enable(call: Call) -> schemas.Endpoint:
     """Make an endpoint active, whatever its status.
 
-    Raise Refused with 404 if there is no such endpoint, with 409 if its receiver has not permitted deliveries, and with 412 if
-    a condition does not hold.
+    Raise Refused:
+
+    * 404: there is no such endpoint.
+    * 409: the receiver has not permitted deliveries.
+    * 412: `If-Match` or `If-None-Match` does not hold.
     """
     return _set_status(call, EndpointStatus.ACTIVE)
 

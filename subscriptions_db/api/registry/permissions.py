@@ -38,7 +38,7 @@ class PermitResult(described.DescribedModel):
 
 
 def validate(call: Call) -> PendingQuestion:
-    """Prepare a question for permission, whatever the endpoint's status. Later, the event loop has it recorded and sends it.
+    """Prepare a question for permission, whatever the endpoint's status. Later, the event loop records and sends the question.
 
     Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission or cannot be
     used, or if the operator has set no `delivery.webhook_origin`.
@@ -56,14 +56,14 @@ def validate(call: Call) -> PendingQuestion:
 
 
 def _record(asking: receiver_permission.ReceiverQuestion, call: Call) -> None:
-    crud.locked_row(call, "endpoint", asking.endpoint_id)  # it may be gone by now
+    crud.locked_row(call, "endpoint", asking.endpoint_id)  # the endpoint may be deleted by now
     receiver_permission.record(call.connection, asking)
 
 
 def _concluded(
     asking: receiver_permission.ReceiverQuestion, call: Call, said: Response | errors.AttemptFailed
 ) -> ValidationResult:
-    before = crud.locked_row(call, "endpoint", asking.endpoint_id)  # it may be gone by now
+    before = crud.locked_row(call, "endpoint", asking.endpoint_id)  # the endpoint may be deleted by now
     reply = receiver_permission.finish(call.connection, asking, said)
     after = crud.existing_row(call, "endpoint", asking.endpoint_id)
     fields = receiver_permission.audit_fields(reply, after)
@@ -82,7 +82,7 @@ def permit(call: Call) -> PermitResult:
     per_minute = None if call.header is None else handshake.per_minute(call.header)
     before = crud.locked_row(call, "endpoint", endpoint_id)
     asked = receiver_permission.open_question(call.connection, endpoint_id, token)
-    if asked is None:  # a new question or a new URL has replaced it meanwhile
+    if asked is None:  # a new question or a new URL has replaced the question meanwhile
         raise problems.not_found("question, or it can no longer be answered")
     if asked["is_answered"]:
         return PermitResult(state=handshake.HandshakeState.PERMITTED, permitted_per_minute=before["permitted_per_minute"])

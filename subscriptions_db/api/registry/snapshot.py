@@ -22,7 +22,7 @@ class SnapshotQuery(NoParameters):
     """The revision of the registry that the reader has, and how long it waits for a later one."""
 
     since: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Return only the changes after this revision. Everything is returned if it is null, or if the log of changes lacks it."""
+    """Return only the changes after this revision. Null, or a revision that the log of changes lacks: the whole registry."""
     wait_s: WaitS = 0
     """Seconds to wait for a revision later than `since` or `If-None-Match`; at most `api.max_poll_s`."""
 

@@ -102,8 +102,10 @@ class TestEventSender:
     async def send(self, sending: PendingSend, record: Callable[[], Awaitable[None]]) -> TestResult:
         """Call `record`, then make one attempt for a test event, and return its result.
 
-        Raise Refused, without a call of `record`, with 429 within a second of the last test event or question to the endpoint,
-        and with 503 while `max_at_once` are in flight.
+        Raise Refused, without a call of `record`:
+
+        * 429: the endpoint got another test event or question within the last second.
+        * 503: `max_at_once` test events and questions are in flight.
         """
         with self._within_limits(sending.delivery.endpoint.endpoint_id):
             await record()
@@ -121,9 +123,8 @@ class TestEventSender:
     async def ask(self, to: origin.Target, record: Callable[[], Awaitable[None]]) -> transport.Response | errors.AttemptFailed:
         """Call `record`, then send a request without a body to a receiver. Return its response, or the error of the attempt.
 
-        Raise Refused with 429 within a second of the last test event or question to the endpoint, and with 503 while
-        `max_at_once` are in flight. `record` is not called then, because the record of a question replaces the record of an
-        earlier question.
+        Raise Refused for the reasons of `send`. `record` is not called then, because the record of a question replaces the
+        record of an earlier question.
         """
         with self._within_limits(to.endpoint.endpoint_id):
             await record()
@@ -173,10 +174,12 @@ async def open_sender(
 
 
 def send(call: Call) -> PendingSend:
-    """Build a test event for an endpoint, whatever its status. Later, the event loop has it recorded and sends it.
+    """Build a test event for an endpoint, whatever its status. Later, the event loop records and sends the test event.
 
-    Raise Refused with 404 if there is no such endpoint, and with 409 if it cannot be used or its receiver has not permitted
-    deliveries. Raise RegistrationError if the catalogue's example of the type cannot be sent.
+    Raise RegistrationError if the catalogue's example of the type cannot be sent. Raise Refused:
+
+    * 404: there is no such endpoint.
+    * 409: the endpoint cannot be used, or its receiver has not permitted deliveries.
     """
     endpoint_id, wanted = call.path["endpoint_id"], call.body_as(TestEvent)
     crud.require_permitted(crud.existing_row(call, "endpoint", endpoint_id))
@@ -189,7 +192,7 @@ def send(call: Call) -> PendingSend:
 
 
 def _record(endpoint_id: str, call: Call) -> None:
-    row = crud.existing_row(call, "endpoint", endpoint_id)  # it may be gone by now
+    row = crud.existing_row(call, "endpoint", endpoint_id)  # the endpoint may be deleted by now
     request_audit.write(call, "test", "endpoint", endpoint_id, customer_id=row["customer"])
 
 

@@ -196,8 +196,11 @@ class Admission:
     async def admit_receiver(self, read_customer: Callable[[], Awaitable[str | None]]) -> Principal:
         """Return the principal of a receiver that answers a question.
 
-        Raise Refused with 404 if the question is not open, with 429 if all receivers together send too many callbacks, and with
-        503 if Postgres is unavailable.
+        Raise Refused:
+
+        * 404: the question is not open.
+        * 429: all receivers together send too many callbacks.
+        * 503: Postgres is unavailable.
 
         `read_customer` returns the customer whose receiver was asked. None: the question is not open.
         """
@@ -210,9 +213,12 @@ class Admission:
     async def authenticate(self, authorization: str | None) -> Principal:
         """Return the principal of a key or token, from the cache if it is there.
 
-        Raise Refused with 401 if the key or token is missing or not valid, or with 429 after too many unknown keys or tokens.
-        Raise it with 503 if Postgres or the provider of tokens is unavailable. A valid token without a scope is refused with
-        403.
+        Raise Refused:
+
+        * 401: the key or token is missing or not valid.
+        * 403: the token is valid and gives no scope.
+        * 429: there were too many unknown keys or tokens.
+        * 503: Postgres or the provider of tokens is unavailable.
         """
         text = authorization[len(BEARER) :].strip() if authorization and authorization.lower().startswith(BEARER) else ""
         key_id = keys.key_id_of(text)

@@ -1,6 +1,6 @@
 """Read each HTTP request, hand it to a worker thread (handler.py), and write the answer.
 
-Runs in `fanout serve`, on an event loop. publishing.py handles requests that publish events.
+Runs in `fanout serve`, on an event loop. publish_handler.py handles requests that publish events.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class RequestHandler:
 
 
 def _made(route: Route, call: routes.Call) -> ApiAnswer:
-    assert route.handler is not None  # noqa: S101  # app.py sends requests to such a route elsewhere
+    assert route.handler is not None  # noqa: S101  # app.py sends requests without a handler to publish_handler.py
     match made := route.handler(call):
         case None:
             return ApiAnswer(status=route.status, document=None)

@@ -43,14 +43,15 @@ BODY_TIMEOUT_S = 5.0
 that is shorter."""
 MAX_BYTES_ON_LOOP = 32 * 1024
 """Largest body that the event loop itself checks, in 6 ms at most. A thread checks a larger one, in up to 200 ms, during which
-the loop answers other requests. The thread keeps the interpreter's lock while it reads one event. Four bodies of 1 MB stopped
-the loop of a machine with a load of 10 for 0.2 to 0.5 s at most, and for 2.5 to 5.3 s without the thread."""
+the loop answers other requests. The thread keeps the interpreter's lock while it reads one event. On a machine with a load of
+10, four bodies of 1 MB stopped the loop for 0.2 to 0.5 s at most. Without the thread, they stopped it for 2.5 to 5.3 s."""
 OFF = "publishing over HTTP is off: the operator turns it on with the setting api.publishing"
 NO_KEY = (
     "is not evaluated by this operation: nothing was published. The id of each event makes its repeat harmless: send the "
     "request without the header, and repeat events with the same ids"
 )
-"""A refusal, because a header that is ignored would not do what its sender expects: nothing ties the key to the events."""
+"""The problem of a request with an `Idempotency-Key`. The API stores no answer under the key, and to ignore the header silently
+would mislead its sender."""
 UNLISTED = (
     "Kafka does not list its topics, and one of the request is not known yet. Nothing was published: send the request again"
 )
@@ -188,8 +189,8 @@ class Publishing:
     def _room(self, request: web.Request, key_id: str) -> Iterator[None]:
         """Count the bytes of a request's body as occupied while the context is open.
 
-        Raise Refused with 429 if the key would occupy more than its share (MAX_SHARE_OF_KEY), and with 503 if all keys would
-        occupy more than the maximum. A body without a length, or a compressed one, counts as `api.max_body_bytes`.
+        Raise Refused with 429 if the key would exceed its share (MAX_SHARE_OF_KEY), and with 503 if all keys would exceed
+        the maximum. A body without a length, or a compressed one, counts as `api.max_body_bytes`.
         """
         is_known = request.content_length is not None and "content-encoding" not in request.headers
         size = min(request.content_length or 0, self._max_body_bytes) if is_known else self._max_body_bytes

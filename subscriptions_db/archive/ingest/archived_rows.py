@@ -91,9 +91,9 @@ class AttemptRow(NamedTuple):
     partition: int | None = None
     offset: int | None = None
     response_headers: dict[str, str] | None = None
-    """Headers of the response to a failed attempt. None: the attempt kept none."""
+    """Headers of the response, by name in lower case. None: the record has none."""
     response: str | None = None
-    """Beginning of the body of the response to a failed attempt, without credentials. None: the attempt kept none."""
+    """Beginning of the body of the response, without credentials. None: the record has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,8 @@ MAX_DELETED = 50_000
 def of_log(record: LogRecord, at: dt.datetime) -> CountsByHour:
     """Return the counts of a record of the attempts topic. An attempt counts in the hour in which it started.
 
-    A skipped delivery counts at the time of its record, `at`. A postponed delivery does not count, because it waits, nor does a
-    resend that brought an attempt forward. `of_dead_letter` counts dead letters.
+    A skipped delivery counts at the time of its record, `at`. A postponed delivery does not count, because it waits. A resend
+    that brought an attempt forward does not count either. `of_dead_letter` counts dead letters.
     """
     customer_id, endpoint_id = archived_rows.registry_id(record.customer_id), archived_rows.registry_id(record.endpoint_id)
     found: dict[int, HourCounts] = {}

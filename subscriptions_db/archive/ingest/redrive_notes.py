@@ -86,7 +86,8 @@ def _letters(connection: connect.Connection, webhook_ids: Iterable[str], max_rea
 def _applied(notes: set[_Note], letters: Iterable[dict[str, Any]]) -> tuple[dict[int, str], set[_Note]]:
     """Return position → customer of the dead letters that become `redriven`, and the notes that are done.
 
-    The notes of a dead letter are looked up by its event's place, and not compared one by one: there may be thousands of each.
+    The notes of a dead letter are looked up by the place of the dead letter's event. There may be thousands of notes and of
+    dead letters, too many to compare each pair.
     """
     until: dict[tuple[str | int | None, ...], dt.datetime] = {}
     for note in notes:

@@ -131,7 +131,7 @@ def put_events(connection: connect.Connection, events: Sequence[OperationalEvent
             "event_ids": [event.event_id for event in events],
             "kinds": [event.kind.value for event in events],
             "subject_ids": [event.subject_id for event in events],
-            # Not null: the version before encodes the column, and would stop at each start.
+            # An empty text, not null: the previous version encodes the column, and a null would stop it at each start.
             "customer_ids": [event.customer_id or "" for event in events],
             "at": [event.at for event in events],
             "data": [Json(event.data) for event in events],

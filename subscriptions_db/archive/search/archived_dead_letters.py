@@ -152,7 +152,7 @@ def mark_all(
 class FoundLetters(NamedTuple):
     """The positions on one page of a search.
 
-    A page begins at the caller's position, and the nearest position is first: ascending behind it, descending before it.
+    A page begins at the caller's position, and the nearest position is first. Later positions ascend, earlier ones descend.
     """
 
     positions: list[int]

@@ -72,9 +72,10 @@ def lease_end(now: dt.datetime, lease_s: float) -> dt.datetime:
 
 
 def room(limit: int, again: int, unacknowledged: int, *, max_unacknowledged: int = MAX_UNACKNOWLEDGED) -> int:
-    """Return how many dead letters a poll for `limit` may lease for the first time, if it leases `again` other ones again.
+    """Return how many dead letters a poll for `limit` dead letters may lease for the first time.
 
-    `unacknowledged` is the number of leased dead letters without an ack, including these other ones.
+    `again` is the number of dead letters that the poll leases again. `unacknowledged` is the number of leased dead letters
+    without an ack, including those that the poll leases again.
     """
     return max(0, min(limit - again, max_unacknowledged - unacknowledged))
 
