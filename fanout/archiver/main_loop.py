@@ -294,7 +294,11 @@ class Archiver:
             for day in partitions.coming(today):
                 partitions.create(connection, kind, day)
             for name in partitions.drop(connection, kind, partitions.oldest(today, retention_days)):
-                log.info("partition %s is dropped, because its retention of %d days is over", name, retention_days)
+                log.info(
+                    "table partition %s of the archive is dropped, because its retention of %d days is over",
+                    name,
+                    retention_days,
+                )
         if self._policy is not None:
             outbox.delete_orphans(connection)
             key_expiry.record(connection, self._policy, now=_now())

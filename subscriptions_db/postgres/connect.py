@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 Connection = psycopg.Connection[dict[str, Any]]
 """A connection whose rows are dictionaries."""
 
+LONGEST_WAIT_S = 5
+"""Most seconds between two tries of `retry_until_available`."""
 HALF_OPEN_MS = 11_000
 """Milliseconds without a TCP acknowledgement after which a connection is closed. Linux's default would take 15 minutes."""
 
@@ -107,7 +109,7 @@ def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retry
     stop = stop or threading.Event()
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type((errors.RegistryUnavailable, errors.RegistryOutdated)),
-        wait=tenacity.wait_exponential(multiplier=0.2, max=5),
+        wait=tenacity.wait_exponential(multiplier=0.2, max=LONGEST_WAIT_S),
         sleep=tenacity.sleep_using_event(stop),
         stop=tenacity.stop_when_event_set(stop),
         before_sleep=_log_wait,
@@ -130,7 +132,8 @@ def retry_for(seconds: float) -> tenacity.Retrying:
 def _log_wait(state: tenacity.RetryCallState) -> None:
     if state.outcome is not None:
         log.warning(
-            "the registry cannot be read or changed, and deliveries that need it wait; trying again: %s",
+            "the registry cannot be read or changed, and deliveries that need it wait; trying again within %d s: %s",
+            LONGEST_WAIT_S,
             state.outcome.exception(),
         )
 

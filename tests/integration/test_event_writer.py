@@ -86,7 +86,7 @@ def test_many_small_events_fit_into_a_topic_of_small_requests(connection):
 
 def test_without_kafka_the_task_fails():
     options = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "delivery.timeout.ms": 200, "linger.ms": 0}
-    with pytest.raises(errors.KafkaUnavailable, match="event of a batch record was not written"):
+    with pytest.raises(errors.KafkaUnavailable, match="topic events did not take an event of a batch record"):
         event_writer.take_apart([batch("events", b"1")], event_writer.to(options))
 
 

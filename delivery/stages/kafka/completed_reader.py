@@ -91,8 +91,9 @@ def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
             found.unreadable, _listed(found, work_log),
         )  # fmt: skip
     log.info(
-        "%d deliveries or leases of the interrupted micro-batch had ended: they are not repeated (%d rows read in %.1f s)",
-        len(found.completed), rows, time.monotonic() - began,
+        "%d deliveries or leases of the interrupted micro-batch had ended: they are not repeated (%d rows of the topics "
+        "%s read in %.1f s)",
+        len(found.completed), rows, _listed(found, work_log), time.monotonic() - began,
     )  # fmt: skip
     return frozenset(found.completed)
 

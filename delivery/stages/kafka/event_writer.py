@@ -40,6 +40,8 @@ FOR_GOOD = (
     "UNSUPPORTED_COMPRESSION_TYPE",
 )
 """Names of Kafka's errors after which the same record would be refused again."""
+IS_READ_AGAIN = "The batch record is read again. Check the brokers"
+"""End of each error text for a record that may be written later."""
 GROUP_BYTES = 4 * 1024 * 1024
 """Most bytes of the records that a task holds and writes at once. A larger batch record is written alone. A task may read
 thousands of batch records with a thousand events each."""
@@ -192,7 +194,7 @@ class _Write:
             self._producer.flush(_FLUSH_S)  # each record is confirmed or fails within `delivery.timeout.ms`
         self._raise_failure()
         if self._unplaced and not self._refused:
-            raise errors.KafkaUnavailable(next(iter(self._unplaced.values())))
+            raise errors.KafkaUnavailable(f"{next(iter(self._unplaced.values()))}. {IS_READ_AGAIN}")
         return self._refused | self._unplaced
 
     def _produce(self, place: int, record: batch_records.EventRecord) -> None:
@@ -207,26 +209,28 @@ class _Write:
                     key=record.key,
                     partition=record.partition,
                     headers=list(record.headers),
-                    on_delivery=functools.partial(self._answered, place),
+                    on_delivery=functools.partial(self._answered, place, record.topic),
                 )
             except BufferError:  # the queue is full
                 self._producer.poll(0.1)
             except confluent_kafka.KafkaException as exc:
-                self._answered(place, exc.args[0])
+                self._answered(place, record.topic, exc.args[0])
                 return
             else:
                 return
 
-    def _answered(self, place: int, error: confluent_kafka.KafkaError, message: confluent_kafka.Message | None = None) -> None:
+    def _answered(
+        self, place: int, topic: str, error: confluent_kafka.KafkaError, message: confluent_kafka.Message | None = None
+    ) -> None:
         with self._lock:
             self._unanswered -= 1
             if error is not None and error.code() in self._for_good:
                 self._refused[place] = error.str()
             elif error is not None:
-                self._failure = f"an event of a batch record was not written to its topic: {error.str()}. Check the brokers"
+                self._failure = f"topic {topic} did not take an event of a batch record ({error.str()}). {IS_READ_AGAIN}"
             elif message is not None and message.offset() is None:
                 # After a refusal, an idempotent producer may take the answer "duplicate" for success (sink._ToKafka).
-                self._unplaced[place] = "an event of a batch record has no offset in the broker's answer. Check the brokers"
+                self._unplaced[place] = f"topic {topic}: the broker's answer has no offset for an event of a batch record"
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

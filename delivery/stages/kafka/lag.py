@@ -37,6 +37,7 @@ def watch(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
 def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: threading.Event) -> None:
     admin: AdminClient | None = None
     before, handled = health.Progress(), 0
+    interval_s = config.scaling.interval_s if config.scaling.is_on else config.metrics.lag_interval_s
     while not stop.is_set():
         # Wake-up records are not events, so they are not lag.
         ticks = lane_areas.wakeup_topics(config)
@@ -51,7 +52,8 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
             log.warning(
                 "the lag of lane %s could not be read from Kafka (%s). Delivery continues where Kafka answers, and a retry "
-                "follows. If this is logged again, check the brokers, and that the job may describe its topics", lane, exc,
+                "follows in %g s. If this is logged again, check the brokers, and that the job may describe its topics",
+                lane, exc, interval_s,
             )  # fmt: skip
             metrics.SOURCE_UP.labels(lane).set(0)
             lane_watch.observe(health.Backlog(handled=handled, handled_at_s=progress.at_s), is_source_up=False)
@@ -69,7 +71,7 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
                     partitions=sum(map(len, positions.values())),
                 )
             )
-        stop.wait(config.scaling.interval_s if config.scaling.is_on else config.metrics.lag_interval_s)
+        stop.wait(interval_s)
 
 
 def by_topic(positions: health.Positions, ends: health.Positions) -> dict[str, int]:

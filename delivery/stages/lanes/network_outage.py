@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 STOP_POLL_S = 0.5
 """Seconds between two checks of the stop event by a paused lane."""
 BROKEN = (
-    "hardly any endpoint can be reached: our own network is broken. Events wait in Kafka. Check this network's routes, "
-    "firewall, DNS and proxy"
+    "hardly any endpoint can be reached: our own network is broken. Events wait in Kafka, and all lanes continue by "
+    "themselves. Check this network's routes, firewall, DNS and proxy"
 )
 """The reason of a pause, for the operator."""
 Registry = TypeVar("Registry")

@@ -57,7 +57,7 @@ LOOK_AT = (
     "their way to the driver"
 )
 """Advice to the operator after a fault of a task."""
-RESTARTS = f"lane %s restarts its query at the first record without a receipt, because %s. Nothing is lost. If often: {LOOK_AT}"
+RESTARTS = f"lane %s restarts its query at the first record without a receipt, because %s. Nothing is lost. If often, {LOOK_AT}"
 """Log message after a fault of a task: the lane and the fault."""
 
 

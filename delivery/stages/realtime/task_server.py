@@ -156,7 +156,7 @@ class TaskServer:
     def _accept(self) -> None:
         while not self._is_closed:
             try:
-                connection, _ = self._listener.accept()
+                connection, (host, *_) = self._listener.accept()
             except OSError as exc:
                 if self._is_closed:
                     return
@@ -169,22 +169,23 @@ class TaskServer:
             if threading.active_count() > MAX_CONNECTIONS:
                 connection.close()
                 log.warning(
-                    "the real-time lane closed a new connection: the driver has more than %d threads (MAX_CONNECTIONS), and "
-                    "each connection takes one. If it was a task, its query restarts. Let `source.realtime_pattern` match "
-                    "fewer partitions, and limit access to the port realtime.port", MAX_CONNECTIONS,
+                    "the real-time lane closed a new connection from %s: the driver has more than %d threads "
+                    "(MAX_CONNECTIONS), and each connection takes one. If it was a task, its query restarts. Let "
+                    "`source.realtime_pattern` match fewer partitions, and limit access to the port realtime.port",
+                    host, MAX_CONNECTIONS,
                 )  # fmt: skip
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="real-time task", daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection, host), name="real-time task", daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, host: str) -> None:
         with connection:
             try:
                 with_task = channel.accepted(connection, self._key)
                 first = with_task.receive()
             except channel.ChannelBroken as exc:  # also from a client that is no task
                 log.warning(
-                    "the real-time lane refused a connection (%s). If it was a task, the lane restarts its query; if not, "
-                    "limit access to the port realtime.port", exc,
+                    "the real-time lane refused a connection from %s (%s). If it was a task, the lane restarts its query; if "
+                    "not, limit access to the port realtime.port", host, exc,
                 )  # fmt: skip
                 return
             name = id(connection)

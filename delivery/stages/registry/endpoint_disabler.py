@@ -36,6 +36,8 @@ EFFECT_S = 60.0
 """Seconds after a written request in which further requests for the same endpoint are ignored, also if the endpoint was not
 active. These requests come from attempts that workers made before they knew of the change. If an operator
 has enabled the endpoint again, such a request would undo that."""
+MAX_NAMED = 20
+"""Most endpoints that one log line names."""
 STALE_S = 300.0
 """Seconds after which a request that was not repeated is dropped. The retry lane probes an endpoint with waiting entries at
 least once in `retry.max_probe_interval_s`, by default a minute. If the probe fails, the lane repeats the request. For an
@@ -112,19 +114,26 @@ class EndpointDisabler:
             except tenacity.RetryError:
                 return  # asked to stop, and the last try has failed
             except Exception:  # the thread must survive, or no endpoint would be disabled any more
+                waiting = self._waiting_ids()
                 log.exception(
-                    "endpoints could not be disabled in the registry: they get attempts as before, and a retry follows in %.0f "
-                    "s. If this is logged again, send the traceback to the maintainers of the platform", LOOK_S,
+                    "%d endpoints could not be disabled in the registry: they get attempts as before, and a retry follows in "
+                    "%.0f s. If this is logged again, send the traceback to the maintainers of the platform",
+                    len(waiting), LOOK_S, extra=_named(waiting),
                 )  # fmt: skip
                 self._stop.wait(LOOK_S)
         try:
             self._write_all()
         except Exception as exc:  # noqa: BLE001  # the process ends; the lanes of the next one repeat the request
+            waiting = self._waiting_ids()
             log.warning(
                 "%d endpoints were not disabled before the job stopped (%s): the next job disables them if they still fail. "
                 "There is nothing to do",
-                len(self._waiting), exc,
+                len(waiting), exc, extra=_named(waiting),
             )  # fmt: skip
+
+    def _waiting_ids(self) -> list[EndpointId]:
+        with self._changed:
+            return list(self._waiting)
 
     def _write_all(self) -> None:
         with self._changed:
@@ -136,7 +145,8 @@ class EndpointDisabler:
         if stale:
             log.warning(
                 "%d endpoints were not disabled: the registry could not be written for %.0f s. They get attempts as before, "
-                "and are disabled once they fail again. Check Postgres, and the log lines before this one", len(stale), STALE_S,
+                "and are disabled once they fail again. Check Postgres, and the log lines before this one",
+                len(stale), STALE_S, extra=_named(stale),
             )  # fmt: skip
         for reason in sorted({request.reason for request in waiting.values()}):
             endpoint_ids = [endpoint_id for endpoint_id, request in waiting.items() if request.reason == reason]
@@ -153,6 +163,11 @@ class EndpointDisabler:
                     name,
                     extra={"endpoint_id": name, "reason": reason},
                 )
+
+
+def _named(endpoint_ids: Iterable[EndpointId]) -> dict[str, list[EndpointId]]:
+    """Return the field of a log line that names endpoints: up to MAX_NAMED of them."""
+    return {"endpoint_ids": sorted(endpoint_ids)[:MAX_NAMED]}
 
 
 def _write(config: settings.Settings, endpoint_ids: Iterable[EndpointId], reason: str) -> list[str]:

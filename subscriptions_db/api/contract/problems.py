@@ -115,7 +115,12 @@ class Refused(Exception):
 
 def not_found(kind: str) -> Refused:
     """Return the 404 for a resource that does not exist, or that the principal may not see: the same answer for both."""
-    return Refused(404, f"there is no such {kind.replace('_', ' ')}")
+    return Refused(404, f"there is no such {kind.replace('_', ' ')}, or the key may not see it: check the id")
+
+
+def question_closed() -> Refused:
+    """Return the 404 for a callback to a question that does not exist, or that can no longer be answered."""
+    return Refused(404, "there is no such question, or it can no longer be answered: let the owner of the endpoint ask again")
 
 
 def quota_reached(detail: str) -> Refused:
@@ -153,7 +158,7 @@ def from_error(exc: errors.FanoutError) -> Refused:
             "ask the operator",
         )
     if isinstance(exc, errors.SettingsError):
-        refused = unavailable("the service is misconfigured: its log tells the operator which setting to change")
+        refused = unavailable("the service is misconfigured: ask the operator, whose log names the setting, then try again")
     else:
         # Without the text of Postgres, which may name hosts and roles.
         refused = unavailable("the registry cannot be read or changed now: try again, a change with the same Idempotency-Key")

@@ -136,7 +136,10 @@ def create(call: Call) -> Consumer:
     with crud.of_whole_customer(call):
         existing = len(consumers.list_consumers(call.connection, customer_id))
     if existing >= bound and call.principal.customer_id is not None:
-        raise problems.quota_reached(f"the quota of the customer is {bound} consumers, and it is used up: delete some")
+        raise problems.quota_reached(
+            f"the quota of the customer is {bound} consumers, and it is used up. Nothing was created: delete some, or ask the "
+            "operator for a larger quota"
+        )
     after = _position(call, customer_id, wanted) or 0
     limit = wanted.max_receives
     if not consumers.create(call.connection, customer_id, wanted.name, selection(wanted), after=after, max_receives=limit):

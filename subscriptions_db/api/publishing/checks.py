@@ -146,7 +146,9 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
     )
     if rules.framed_topics and re.fullmatch(rules.framed_topics, wanted) and wire_format.is_framed(unchecked.value or b""):
         raise errors.EventRejected(
-            "bad_frame", "the value begins with the zero byte of a schema registry, which is not asked here: write it to Kafka"
+            "bad_frame",
+            "the value begins with a zero byte, as values in a schema registry's format do, and this API does not take them: "
+            "send JSON, or write the value to Kafka",
         )
     event = parsing.parse(record, layout)
     if topic is None and wanted == layout.topic_prefix:

@@ -38,6 +38,8 @@ WRITE_AFTER_S = 1.0
 """Seconds in which counts are collected before they are written."""
 RETRY_AFTER_S = 10.0
 """Seconds after which counts that Postgres did not take are written again. A failed write occupies a worker thread for 2 s."""
+MAX_NAMED = 20
+"""Most tenants that one log line names."""
 MAX_TENANTS = 10_000
 """Maximum tenants whose sums one process remembers. Beyond it, the process forgets the tenant that it used least recently. The
 sum of a forgotten tenant is read again about a second after the tenant's next event."""
@@ -173,17 +175,19 @@ class DailyQuotas:
             try:
                 sums = await self._write(counts, self._today())
             except errors.FanoutError as exc:
-                tenants = len({tenant for (_, tenant), events in counts.items() if events})
+                tenants = sorted({tenant for (_, tenant), events in counts.items() if events})
+                named = {"tenant_ids": tenants[:MAX_NAMED]}
                 if self._ending.is_set():
                     log.warning(
                         "%d published events of %d tenants are missing in the daily quotas. Postgres did not confirm their "
                         "counts before this process stopped. The tenants may publish as many more: %s",
-                        sum(counts.values()), tenants, exc,
+                        sum(counts.values()), len(tenants), exc, extra=named,
                     )  # fmt: skip
                     return
                 log.warning(
                     "published events of %d tenants are not counted in Postgres yet. This process keeps to their quotas by its "
-                    "own counts, and tries again until it stops: %s", tenants, exc,
+                    "own counts, and tries again every %g s until it stops: %s",
+                    len(tenants), self._retry_after_s, exc, extra=named,
                 )  # fmt: skip
                 wait_s = self._retry_after_s
                 continue

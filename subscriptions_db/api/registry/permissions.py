@@ -83,7 +83,7 @@ def permit(call: Call) -> PermitResult:
     before = crud.locked_row(call, "endpoint", endpoint_id)
     asked = receiver_permission.open_question(call.connection, endpoint_id, token)
     if asked is None:  # a new question or a new URL has replaced the question meanwhile
-        raise problems.not_found("question, or it can no longer be answered")
+        raise problems.question_closed()
     if asked["is_answered"]:
         return PermitResult(state=handshake.HandshakeState.PERMITTED, permitted_per_minute=before["permitted_per_minute"])
     receiver_permission.permit(call.connection, endpoint_id, token, asked, per_minute)

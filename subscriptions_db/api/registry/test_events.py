@@ -186,7 +186,8 @@ def send(call: Call) -> PendingSend:
     read = registry_reader.read_rows(call.connection, call.ring, call.guard, endpoint_ids=[endpoint_id], subscription_ids=[])
     endpoint = read.endpoints[EndpointId(endpoint_id)]
     if endpoint.fault:
-        raise problems.Refused(409, f"the endpoint cannot be used: {endpoint.fault}")
+        advice = "nothing was sent: correct the endpoint, or ask the operator"
+        raise problems.Refused(409, f"the endpoint cannot be used ({endpoint.fault}), and {advice}")
     delivery = _delivery(endpoint, _with_example(call, wanted), dt.datetime.now(dt.UTC))
     return PendingSend(delivery, functools.partial(_record, endpoint_id))
 

@@ -207,7 +207,7 @@ class Admission:
         self.pace(CALLBACK)
         customer_id = await read_customer()
         if customer_id is None:
-            raise problems.not_found("question, or it can no longer be answered")
+            raise problems.question_closed()
         return Principal(CALLBACK, customer_id, Scope.CUSTOMER_ADMIN)
 
     async def authenticate(self, authorization: str | None) -> Principal:

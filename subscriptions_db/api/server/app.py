@@ -249,7 +249,7 @@ class Api:
             response.force_close()  # a body may still be on its way
         except Exception:
             # One request must not end the server. The answer reveals nothing of the error.
-            log.exception("api.failed", extra={"request_id": request_id, "advice": ON_FAILURE})
+            log.exception("api.failed", extra=_named(request) | {"advice": ON_FAILURE})
             refused = problems.Refused(HTTPStatus.INTERNAL_SERVER_ERROR, problems.INTERNAL)
             response = self._problem(refused, request_id)
         _record(request, response.status, time.monotonic() - began)

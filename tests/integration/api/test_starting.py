@@ -16,7 +16,7 @@ from subscriptions_db.secrets import keyring
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
-NOT_SET_UP = "the service is misconfigured: its log tells the operator which setting to change"
+NOT_SET_UP = "the service is misconfigured: ask the operator, whose log names the setting, then try again"
 
 
 def with_ring(config, key_id="k1"):

@@ -108,7 +108,8 @@ def test_a_test_event_is_guarded_like_a_delivery(acme, served, listening, receiv
         answer = world.Client(port, served.keys["acme"]).post(f"/v1/endpoints/{endpoint['id']}/test", {})
     assert answer.status == 409
     assert answer.json["detail"] == (
-        "the endpoint cannot be used: url: the address is not allowed: an endpoint is a public https address"
+        "the endpoint cannot be used (url: the address is not allowed: an endpoint is a public https address), and nothing was "
+        "sent: correct the endpoint, or ask the operator"
     )
     assert received == []
 

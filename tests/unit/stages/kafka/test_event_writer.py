@@ -108,7 +108,7 @@ def test_an_event_that_is_refused_at_once_rejects_its_batch(write):
 @pytest.mark.parametrize("answers", [(placed(7), AWAY), (REFUSED, AWAY), (placed(7), placed(None))])
 def test_a_write_that_may_succeed_later_fails_the_task(write, answers):
     """Only an answer that would be the same next time rejects a batch."""
-    with pytest.raises(errors.KafkaUnavailable):
+    with pytest.raises(errors.KafkaUnavailable, match=r"topic events\.order\.created.*The batch record is read again"):
         write([[b"1", b"2"]], *answers)
     assert write.forgotten
 

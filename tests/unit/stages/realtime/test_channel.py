@@ -192,7 +192,10 @@ def test_a_connection_above_the_bound_is_closed_and_logged(listening, monkeypatc
     monkeypatch.setattr(task_server, "MAX_CONNECTIONS", 0)
     with pytest.raises(channel.ChannelBroken):
         channel.connect(listening.address)
-    assert_becomes(lambda: ["more than 0 threads (MAX_CONNECTIONS)" in line for line in caplog.messages], [True])
+    assert_becomes(
+        lambda: ["from 127.0.0.1: the driver has more than 0 threads (MAX_CONNECTIONS)" in line for line in caplog.messages],
+        [True],
+    )
 
 
 def test_tasks_are_asked_to_stop(listening, linked):

@@ -68,7 +68,7 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_forgotten(disabler
     assert registry.wait() == (["ep1"], "gone")
 
 
-def test_requests_to_disable_that_wait_too_long_for_postgres_are_dropped(disabler, now):
+def test_requests_to_disable_that_wait_too_long_for_postgres_are_dropped(disabler, now, caplog):
     """Written hours later it would disable an endpoint that is well, or that an operator has enabled."""
     away, is_back = threading.Event(), threading.Event()
 
@@ -92,6 +92,7 @@ def test_requests_to_disable_that_wait_too_long_for_postgres_are_dropped(disable
     disabler_.disable(["another"], "gone")
     assert registry.wait() == (["another"], "gone")
     assert len(registry.written) == 2
+    assert [record.endpoint_ids for record in caplog.records if "were not disabled" in record.message] == [["well again"]]
 
 
 def test_an_enabled_endpoint_is_disabled_by_new_failures_and_not_by_late_ones(disabler, now):

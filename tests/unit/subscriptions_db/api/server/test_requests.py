@@ -43,4 +43,5 @@ def test_an_invalid_id_in_a_path_is_named_by_its_kind(route, parameter, kind):
     request = make_mocked_request("GET", "/", match_info={parameter: "a b"})
     with pytest.raises(problems.Refused) as refused:
         app._path(BY_NAME[route], request)
-    assert (refused.value.problem.status, refused.value.problem.detail) == (404, f"there is no such {kind}")
+    detail = f"there is no such {kind}, or the key may not see it: check the id"
+    assert (refused.value.problem.status, refused.value.problem.detail) == (404, detail)
