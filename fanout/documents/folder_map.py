@@ -7,6 +7,7 @@ is a group of folders that import from lower floors only, and not from each othe
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -131,8 +132,9 @@ area, except those of the modules directly in `delivery/`: `errors`, `model`, `p
 """
 
 
-def module_imports(root: Path) -> dict[str, set[str]]:
-    """Return the modules of this project that each module imports, by their dotted names."""
+@functools.cache
+def module_imports(root: Path) -> Mapping[str, set[str]]:
+    """Return the modules of this project that each module imports, by their dotted names. Reads the files of `root` once."""
     paths = [path for package in PACKAGES for path in (root / package).rglob("*.py") if path.name != "__init__.py"]
     modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in paths}
     return {module: set(_imported(path, modules)) for module, path in modules.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 from delivery.config import settings
 from delivery.observability import metrics
-from fanout.documents import chart_reference, folder_map, links, record_formats
+from fanout.documents import chart_reference, folder_map, lane_pictures, links, record_formats
 from subscriptions_db.api.contract import problem_types
 from subscriptions_db.api.server import problem_pages
 
@@ -102,6 +102,7 @@ def main(folder: Path) -> None:
     for code in problem_types.TYPES:
         (folder / "problems" / f"{code}.md").write_text(problem_pages.markdown(code))
     (folder / "folders.md").write_text(folder_map.document(root))
+    (folder / lane_pictures.DOCUMENT).write_text(lane_pictures.document(root))
     chart = root / "deploy" / "helm" / "fanout"
     for name, text in (("values.schema.json", chart_reference.schema(chart)), ("README.md", chart_reference.readme(chart))):
         (chart / name).write_text(text)
