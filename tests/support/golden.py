@@ -7,7 +7,10 @@ tests/e2e/test_upgrade.py restores each archive of tests/e2e/data and starts the
 Make an archive of each version that is released, and before any stored format changes (delivery.webhooks.state.versioning).
 It takes three minutes, a checkout of the version with its jars (`fanout prepare`), and dependencies that suit both:
 
-    python -m tests.support.golden path/of/the/checkout tests/e2e/data/retry-index-1.zip
+    python -m tests.support.golden path/of/the/checkout tests/e2e/data/retry-index-2.zip
+
+`retry-index-2` is of 552de431, the last version before the modules moved into folders (2026-11-25). That version wrote the
+retry lane's index in format 2, as later versions do. Most of its modules, and many of its classes, had other names.
 
 `retry-index-1` is of 30c0696, before the first release. That version wrote the retry lane's index in format
 1, had no background attempts and no replays, and passed rows of results through the state.
@@ -23,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 import uuid
 import zipfile
 from pathlib import Path
@@ -160,6 +164,8 @@ class _Version:
     def __init__(self, platform: Platform, checkout: Path) -> None:
         self._platform = platform
         self._environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
+        scripts = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["scripts"]
+        self._module = scripts["fanout"].partition(":")[0]  # fanout.cli until the layout of 2026-11-25
 
     def call(self, *arguments: str) -> None:
         subprocess.run(self._command(*arguments), cwd=self._platform.folder, env=self._environment, check=True)
@@ -185,7 +191,7 @@ class _Version:
         for area, fields in overrides.items():
             document.setdefault(area, {}).update(fields)
         path = self._platform.write_settings(document)
-        return [sys.executable, "-m", "fanout.cli.main", "--config", str(path), *arguments]
+        return [sys.executable, "-m", self._module, "--config", str(path), *arguments]
 
 
 def _registry(url: str) -> dict[str, object]:
