@@ -62,7 +62,7 @@ class Axis:
     """True: all values are measured in one job, with event types of their own. False: each value has a platform of its own."""
     trigger_s: float = 3.0
     """Seconds from one micro-batch to the next. The events of a pass must be published within this time."""
-    ready_within_s: float = 180.0
+    ready_within_s: float = 600.0
     """Seconds from the first registered row until the job must be ready. Otherwise this value and larger ones are left out."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the job (`area.field`) besides those of all axes."""
