@@ -135,9 +135,9 @@ def _jars(_: settings.Settings) -> str:
     return f"{len(found.connector)} for Spark, {len(found.store)} for S3, {len(found.broker)} for the embedded broker"
 
 
-def _kafka(config: settings.Settings) -> str:
+def _kafka(config: settings.Settings, timeout_s: float = topics.TIMEOUT_S) -> str:
     try:
-        known = kafka_clients.admin(config.kafka).list_topics(timeout=topics.TIMEOUT_S)
+        known = kafka_clients.admin(config.kafka).list_topics(timeout=timeout_s)
     except KafkaException as exc:
         raise errors.KafkaUnavailable(
             f"{topics.unavailable(config.kafka, exc, 'to list topics')}. A job that starts now ends with exit code 1; a "

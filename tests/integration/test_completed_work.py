@@ -66,8 +66,8 @@ def test_unreadable_records_are_counted_in_one_warning(connection, names, caplog
     assert f"2 records of the topics {names.dead_letters}, {names.retries}, {names.attempts} could not be read" in caplog.text
 
 
-def test_a_kafka_that_is_away_means_that_everything_is_made_again(names, monkeypatch, caplog):
-    monkeypatch.setattr(completed_reader, "_ASKED_S", 0.5)
+def test_a_kafka_that_is_away_means_that_everything_is_made_again(names, caplog):
     away = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
-    assert completed_reader.read(completed_reader.CompletedWork(client=away, topics=names, since_ms=0)) == frozenset()
+    work_log = completed_reader.CompletedWork(client=away, topics=names, since_ms=0)
+    assert completed_reader.read(work_log, completed_reader.ReadBounds(asked_s=0.5)) == frozenset()
     assert "may be sent again" in caplog.text

@@ -184,11 +184,11 @@ def test_the_parser_goes_on_from_answer_to_answer_of_every_shape():
     assert posted(in_turn(*map(saying, shapes)), len(shapes)) == ([200, 204, 200, 304, 200, 500, 200], len(shapes), 1)
 
 
-def test_an_idle_connection_is_closed_after_a_while(monkeypatch):
-    monkeypatch.setattr(connection_pool, "KEEPALIVE_S", 0.1)
+def test_an_idle_connection_is_closed_after_a_while():
+    bounds = connection_pool.PoolBounds(keepalive_s=0.1)
 
     async def main():
-        async with serving.serve(saying(OK)) as server, serving.network() as network:
+        async with serving.serve(saying(OK)) as server, serving.network(bounds=bounds) as network:
             await network.post(serving.to(server.url()), HEADERS, b"body", 1.0)
             async with asyncio.timeout(5):
                 await server.connections[0].wait_closed()

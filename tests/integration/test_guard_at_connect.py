@@ -17,7 +17,7 @@ from aiohttp.helpers import TimerNoop
 from delivery import errors
 from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
-from delivery.webhooks.http import dns, guard, origin, transport
+from delivery.webhooks.http import connection_pool, guard, origin, transport
 from delivery.webhooks.sending import request
 from tests.integration.serving import OPEN
 from tests.support import addresses, builders
@@ -119,8 +119,8 @@ class Listener:
 
 
 @contextlib.asynccontextmanager
-async def network(address_guard):
-    using = transport.Transport(address_guard)
+async def network(address_guard, **options):
+    using = transport.Transport(address_guard, **options)
     try:
         yield using
     finally:
@@ -244,8 +244,8 @@ class TestTransport:
             return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, canonical_name, (address, port))]
 
         async def main():
-            monkeypatch.setattr(dns, "DNS_TTL_S", 0)
-            async with Listener(PUBLIC) as outside, Listener(INSIDE, outside.port) as inside, network(ONE_IS_PUBLIC) as using:
+            not_caching = network(ONE_IS_PUBLIC, bounds=connection_pool.PoolBounds(dns_ttl_s=0))
+            async with Listener(PUBLIC) as outside, Listener(INSIDE, outside.port) as inside, not_caching as using:
                 monkeypatch.setattr(socket, "getaddrinfo", resolve)  # what the servers needed has been resolved by now
                 first = await post(using, f"http://{NAME}:{outside.port}/")
                 with pytest.raises(errors.AddressBlocked, match=r"^the host name leads to no address that is allowed$"):

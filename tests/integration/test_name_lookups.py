@@ -9,7 +9,7 @@ import pytest
 
 from delivery import errors
 from delivery.registry_model import Tls
-from delivery.webhooks.http import connection_pool, dns
+from delivery.webhooks.http import connection_pool
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, saying
 from tests.support import certificates
@@ -86,12 +86,12 @@ def test_a_server_gets_the_host_name_before_it_chooses_a_certificate(names):
     assert names.asked == ["hooks.example.com"]
 
 
-def test_a_busy_connection_is_replaced_so_that_a_moved_name_is_followed(names, monkeypatch):
+def test_a_busy_connection_is_replaced_so_that_a_moved_name_is_followed(names):
     """Regression: only idle time closed a connection, so one in steady use kept its address and its certificate for ever."""
-    monkeypatch.setattr(dns, "DNS_TTL_S", 0)
+    bounds = connection_pool.PoolBounds(dns_ttl_s=0)
 
     async def main():
-        async with serving.serve(saying(OK), host="0.0.0.0") as server, serving.network() as network:
+        async with serving.serve(saying(OK), host="0.0.0.0") as server, serving.network(bounds=bounds) as network:
             for age_s in (0, 0, connection_pool.MAX_AGE_S + 1, 0, 0):
                 for idle in network._pool._by_age:
                     idle.opened_at -= age_s
@@ -133,15 +133,15 @@ def test_names_that_hang_keep_nobody_else_waiting(names):
     assert serving.run(main()) == 200
 
 
-def test_more_hanging_names_than_lookups_never_count_against_another_endpoint(names, monkeypatch):
+def test_more_hanging_names_than_lookups_never_count_against_another_endpoint(names):
     """Regression: a name that waited for a thread of ours was a timeout of its endpoint, whose circuit breaker opened.
 
     Two customers wait for the same name. The names that hang themselves are still timeouts.
     """
-    monkeypatch.setattr(dns, "MAX_LOOKUPS", 4)
+    bounds = connection_pool.PoolBounds(max_lookups=4)
 
     async def main():
-        async with serving.serve(saying(OK)) as server, serving.network() as network:
+        async with serving.serve(saying(OK)) as server, serving.network(bounds=bounds) as network:
 
             def post(host, customer_id, timeout_s):
                 to = serving.to(server.url(host), customer_id=customer_id)

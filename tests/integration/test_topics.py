@@ -59,11 +59,10 @@ def test_a_login_that_may_not_see_the_topic_s_options_gets_a_warning(config, mon
     assert "DescribeConfigs" in caplog.text
 
 
-def test_a_kafka_that_does_not_answer_is_named_by_its_address(config, monkeypatch):
-    monkeypatch.setattr(topics, "TIMEOUT_S", 1)
+def test_a_kafka_that_does_not_answer_is_named_by_its_address():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        away = config.model_copy(update={"kafka": settings.KafkaSettings(bootstrap_servers=address)})
+        away = settings.KafkaSettings(bootstrap_servers=address)
         with pytest.raises(errors.KafkaUnavailable, match=f"Kafka at {address} does not answer"):
-            topics.ensure_all(away)
+            topics.ensure(away, ["retries"], 1, timeout_s=1)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from delivery.model import LeaveReason
 from delivery.webhooks.batching import batcher, segment
-from delivery.webhooks.state import compaction
+from delivery.webhooks.batching.batcher import BatchingBounds
+from delivery.webhooks.state.compaction import MergeBounds
 from tests.support import builders
 from tests.support.batches import pending_batch
 from tests.support.shards import Shard
@@ -35,8 +36,8 @@ steps = st.lists(st.tuples(st.integers(0, LOOK_AHEAD_MS), st.lists(arrivals, max
 class Run:
     """Feed a shard, and compare each batch that leaves the shard with the events that arrived."""
 
-    def __init__(self):
-        self.shard = Shard(LOOK_AHEAD_MS)
+    def __init__(self, bounds=batcher.BOUNDS):
+        self.shard = Shard(LOOK_AHEAD_MS, bounds)
         self.now_ms = NOW
         self.arrived = collections.defaultdict(list)
         self.left = collections.defaultdict(list)
@@ -58,10 +59,10 @@ class Run:
             stayed = sum(waiting[key].size for key in {key for key, _ in taken} & waiting.keys())
             size = sum(size for _, size in taken) + stayed
             assert taken
-            assert size + waiting[first].size > batcher.MAX_SENT_BYTES, "there was room for it"
+            assert size + waiting[first].size > self.shard.bounds.max_sent_bytes, "there was room for it"
             assert batcher.backlog_of(self.shard.last).due_ms <= self.now_ms + LOOK_AHEAD_MS, "nothing will wake it"
         if not pending and len({key for key, _ in taken}) > 1:
-            assert sum(size for _, size in taken) <= batcher.MAX_SENT_BYTES
+            assert sum(size for _, size in taken) <= self.shard.bounds.max_sent_bytes
         assert waiting.keys() == {key for key, arrived in self.arrived.items() if arrived[len(self.left[key]) :]}
 
     def is_late(self, key, summary):
@@ -108,9 +109,9 @@ def one_a_key(pending):
     return list({(each["customer"], each["endpoint"]): each for each in pending}.values())
 
 
-def play(history):
+def play(history, bounds=batcher.BOUNDS):
     """Take all steps of a history, then let all batches leave."""
-    run = Run()
+    run = Run(bounds)
     for after_ms, pending in history:
         run.step(after_ms, one_a_key(pending))
     run.drain()
@@ -125,23 +126,14 @@ def test_every_history_keeps_every_promise(history):
 @settings(max_examples=60, deadline=None)
 @given(steps, st.integers(2, 3), st.sampled_from([64, 600]))
 def test_frequent_merges_lose_nothing(history, runs, size):
-    before = compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
-    compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = runs, 1, size
-    try:
-        play(history)
-    finally:
-        compaction.MAX_RUNS, compaction.MIN_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = before
+    play(history, BatchingBounds(max_segment_bytes=size, merges=MergeBounds(max_runs=runs, min_merged_size=1)))
 
 
 @settings(max_examples=200, deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
 def test_a_backlog_beyond_one_decision_leaves_by_later_ones(history, size):
-    before = batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES
-    batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = size, size, 600
-    try:
-        play(history)
-    finally:
-        batcher.MAX_SENT_BYTES, compaction.MAX_MERGED_SIZE, batcher.MAX_SEGMENT_BYTES = before
+    merges = MergeBounds(max_merged_size=size)
+    play(history, BatchingBounds(max_sent_bytes=size, max_segment_bytes=600, merges=merges))
 
 
 @settings(max_examples=60, deadline=None)

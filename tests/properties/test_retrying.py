@@ -2,14 +2,15 @@
 
 import collections
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.retries import endpoint_state, fifo, shard_scheduler, timer_wheel
-from delivery.webhooks.state import compaction, segment_store
+from delivery.webhooks.retries import endpoint_state, shard_scheduler
+from delivery.webhooks.retries.leasing_bounds import LeasingBounds
+from delivery.webhooks.state.compaction import MergeBounds
+from delivery.webhooks.state.segment_store import StoreBounds
 from tests.support import retries
 from tests.support.retries import NOW
 
@@ -57,8 +58,8 @@ steps = st.lists(
 class Run:
     """Feed a shard, report its leases, and compare each lease with the entries that arrived."""
 
-    def __init__(self, **policy):
-        self.shard = retries.Shard(**policy)
+    def __init__(self, **options):
+        self.shard = retries.Shard(**options)
         self.now_ms = NOW
         self.waiting = collections.defaultdict(dict)
         """By FIFO, the entries that have not ended, by id and in order."""
@@ -87,11 +88,12 @@ class Run:
         )
         for lease in leases:
             self.leaves(lease)
+        bounds = self.shard.bounds
         sizes = [sum(each.size for each in lease.entries) for lease in leases if lease.given_up != retry_reasons.NO_ROOM]
         # The last lease always fits, and expired entries are removed by the segment.
-        assert sum(sizes[:-1]) <= shard_scheduler.MAX_LEASED_BYTES + segment_store.MAX_SEGMENT_BYTES
+        assert sum(sizes[:-1]) <= bounds.max_leased_bytes + bounds.store.max_segment_bytes
         written = [sum(each.written_bytes for each in lease.entries) for lease in leases if not lease.given_up]
-        assert sum(written[:-1]) <= shard_scheduler.MAX_LEASED_BYTES
+        assert sum(written[:-1]) <= bounds.max_leased_bytes
         self.check()
 
     def check(self):
@@ -163,7 +165,8 @@ class Run:
             assert each.again_at_ms <= self.now_ms, "too early"
             assert each.expires_ms > self.now_ms, "it has expired"
         assert len(lease.entries) <= self.shard.policy.max_lease_entries
-        assert len(lease.entries) == 1 or sum(each.written_bytes for each in lease.entries) <= fifo.MAX_LEASE_BYTES
+        written = sum(each.written_bytes for each in lease.entries)
+        assert len(lease.entries) == 1 or written <= self.shard.bounds.max_lease_bytes
         if lease.order_key is not None:
             first = list(known)[: len(lease.entries)]
             assert [name(each) for each in lease.entries] == first, "a later one before an earlier one"
@@ -202,8 +205,8 @@ def name(each):
     return segment.unpacked(each.packed[0]).event_id
 
 
-def run_through(history, **policy):
-    run = Run(**policy)
+def run_through(history, **options):
+    run = Run(**options)
     run.step(0)
     for step in history:
         run.step(*step)
@@ -225,23 +228,17 @@ def test_every_setting_keeps_every_promise(history, max_lease_entries, max_pendi
 @settings(max_examples=60, deadline=None)
 @given(steps, st.integers(2, 3), st.sampled_from([64, 600]))
 def test_frequent_merges_lose_nothing(history, runs, size):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compaction, "MAX_RUNS", runs)
-        patched.setattr(compaction, "MIN_MERGED_SIZE", 1)
-        patched.setattr(segment_store, "MAX_SEGMENT_BYTES", size)
-        run_through(history)
+    merges = MergeBounds(max_runs=runs, min_merged_size=1)
+    run_through(history, bounds=LeasingBounds(store=StoreBounds(max_segment_bytes=size, merges=merges)))
 
 
 @settings(max_examples=60, deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
 def test_a_backlog_beyond_one_decision_leaves_by_later_ones(history, size):
-    with pytest.MonkeyPatch.context() as patched:
-        for module, bound in (
-            (shard_scheduler, "MAX_LEASED_BYTES"),
-            (fifo, "MAX_LEASE_BYTES"),
-            (timer_wheel, "MAX_DUE_BYTES"),
-            (compaction, "MAX_MERGED_SIZE"),
-        ):
-            patched.setattr(module, bound, size)
-        patched.setattr(segment_store, "MAX_SEGMENT_BYTES", 600)
-        run_through(history)
+    bounds = LeasingBounds(
+        max_leased_bytes=size,
+        max_lease_bytes=size,
+        max_due_bytes=size,
+        store=StoreBounds(max_segment_bytes=600, merges=MergeBounds(max_merged_size=size)),
+    )
+    run_through(history, bounds=bounds)

@@ -34,7 +34,7 @@ class Lane:
         paused_topics.restore(self._spark, str(self._folder), ["direct"])
         self._stop, self._numbers = threading.Event(), []
         folder = str(self._folder / "direct")
-        self.paused = paused_topics.PausedTopics(self._spark, folder, self.watch, self._stop, self._answers)
+        self.paused = paused_topics.PausedTopics(self._spark, folder, self.watch, self._stop, self._answers, ask_s=0.01)
         pattern = "|".join(re.escape(topic.name) for topic in (self.framed, self.plain))
         wanted = settings.SourceSettings(topic_pattern=pattern, starting_offsets="earliest")
 
@@ -73,8 +73,7 @@ class Lane:
 
 
 @pytest.fixture
-def lane(spark, kafka, tmp_path, monkeypatch):
-    monkeypatch.setattr(paused_topics, "ASK_S", 0.01)
+def lane(spark, kafka, tmp_path):
     return Lane(spark, kafka, tmp_path)
 
 

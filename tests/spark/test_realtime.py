@@ -1,6 +1,7 @@
 """Spark's part in the real-time lane: a filler behind each record, nothing below the start offsets, positions that move."""
 
 import dataclasses
+import functools
 import os
 import threading
 import types
@@ -104,8 +105,8 @@ def started(tmp_path, monkeypatch):
     first.parent.mkdir(parents=True)
     first.write_text('\0v1\n{"fast":{"0":3}}')
     receipts = {("fast", 0): [start_offsets.HandledRange(3, 4)]}
-    monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda _, of: (receipts if of("fast") else {}, 1))
-    monkeypatch.setattr(completed_reader, "read", lambda _: frozenset())
+    monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda _, of, __: (receipts if of("fast") else {}, 1))
+    monkeypatch.setattr(completed_reader, "read", lambda *_: frozenset())
 
 
 @pytest.mark.usefixtures("started")
@@ -182,8 +183,8 @@ def watch():
 def test_a_lane_that_cannot_read_its_receipts_waits_for_kafka(lane_of, watch, tmp_path, monkeypatch):
     """A lane that started without them would deliver again all records since its last commit."""
     committed(tmp_path / "realtime", '{"gone":{"0":3}}')
-    monkeypatch.setattr(completed_reader, "_ASKED_S", 0.1)
-    monkeypatch.setattr(start_offsets, "RETRY_S", 0.0)
+    quick = start_offsets.ReceiptBounds(retry_s=0.0, reads=completed_reader.ReadBounds(asked_s=0.1))
+    monkeypatch.setattr(start_offsets, "read", functools.partial(start_offsets.read, bounds=quick))
     assert lane_of("127.0.0.1:1")._run_query(watch, once=True) is realtime_query.QueryEnd.KAFKA_AWAY
 
 

@@ -10,7 +10,8 @@ from delivery.model import Attempt, NextAttempt
 from delivery.registry_model import CustomerId, EndpointId, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.retries import retry_messages, shard_scheduler, window
+from delivery.webhooks.retries import leasing_bounds, retry_messages, shard_scheduler, window
+from delivery.webhooks.retries.leasing_bounds import LeasingBounds
 from delivery.webhooks.state import backlog
 from tests.support import builders
 
@@ -109,11 +110,12 @@ def blocked(lease: retry_messages.Lease, why: str = retry_reasons.ENDPOINT_PAUSE
 class Shard:
     """A shard that decides as if each decision ran in a process of its own."""
 
-    def __init__(self, look_ahead_ms: int = 0, **policy: Any) -> None:
+    def __init__(self, look_ahead_ms: int = 0, bounds: LeasingBounds = leasing_bounds.BOUNDS, **policy: Any) -> None:
         self.index_bytes: bytes | None = None
         self.segments: dict[int, bytes] = {}
         self.policy = window.ShardPolicy(**policy)
         self.look_ahead_ms = look_ahead_ms
+        self.bounds = bounds
         self.bytes_written = 0
         self.backlog: backlog.ShardBacklog
         self.last: shard_scheduler.LeaseDecision
@@ -157,6 +159,7 @@ class Shard:
             now_ms=now_ms,
             look_ahead_ms=self.look_ahead_ms,
             behind_ms=behind_ms,
+            bounds=self.bounds,
         )
 
     def bytes_kept(self) -> int:

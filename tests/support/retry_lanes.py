@@ -10,6 +10,7 @@ from typing import Any
 
 from delivery.model import Attempt
 from delivery.webhooks.lanes import retry_lane
+from delivery.webhooks.leases import memory_budget
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
@@ -44,11 +45,22 @@ class Sender:
         return [delivery.event.event_id for delivery, _, _ in self.sent]
 
 
-def lane_of(sender: Any, clock: fakes.Clock | None = None, **bounds: int) -> retry_lane.RetryLane:
+def lane_of(
+    sender: Any,
+    clock: fakes.Clock | None = None,
+    max_in_flight_bytes: int = memory_budget.MAX_IN_FLIGHT_BYTES,
+    **bounds: int,
+) -> retry_lane.RetryLane:
     clock = clock or fakes.Clock(NOW_MS / 1000)
     chosen = limits.Limits(**bounds)
     return retry_lane.RetryLane(
-        sender, chosen, paces={}, known_hosts=host_limits.Hosts(chosen, clock), clock=clock, now_s=clock
+        sender,
+        chosen,
+        paces={},
+        known_hosts=host_limits.Hosts(chosen, clock),
+        clock=clock,
+        now_s=clock,
+        max_in_flight_bytes=max_in_flight_bytes,
     )
 
 

@@ -10,9 +10,10 @@ from delivery.webhooks.batching import batcher, segment
 class Shard:
     """A shard that decides as if each decision ran in a process of its own."""
 
-    def __init__(self, look_ahead_ms: int = 0) -> None:
+    def __init__(self, look_ahead_ms: int = 0, bounds: batcher.BatchingBounds = batcher.BOUNDS) -> None:
         self._index: bytes | None = None
         self._look_ahead_ms = look_ahead_ms
+        self.bounds = bounds
         self.segments: dict[int, bytes] = {}
         self.events_written = 0
         self.last: batcher.BatchingDecision
@@ -27,7 +28,12 @@ class Shard:
 
     def decide(self, arrived: Iterable[bytes], *, now_ms: int) -> list[segment.Batch]:
         self.last = batcher.decide(
-            self.index, arrived, self.segments.__getitem__, now_ms=now_ms, look_ahead_ms=self._look_ahead_ms
+            self.index,
+            arrived,
+            self.segments.__getitem__,
+            now_ms=now_ms,
+            look_ahead_ms=self._look_ahead_ms,
+            bounds=self.bounds,
         )
         for number in self.last.drop:
             del self.segments[number]

@@ -7,11 +7,13 @@ import re
 import pytest
 
 from fanout.documents import folder_map
-from tests.support import reading
+from tests.support import patching, reading
 
 ROOT = reading.ROOT
 MODULES = [path for package in folder_map.PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"]
 FOLDERS = sorted({path.parent for path in MODULES})
+HAVE_BOUNDS_AS_ARGUMENTS = {"delivery"}
+"""Packages whose bounds are arguments, with constants as defaults. So a test passes a small bound, and patches no constant."""
 SOURCES = [path for package in (*folder_map.PACKAGES, "tests") for path in (ROOT / package).rglob("*.py")]
 
 
@@ -73,3 +75,34 @@ def test_no_variable_or_function_is_called_one_or_told():
         if getattr(node, names.get(type(node), ""), None) in {"one", "told"}
     }
     assert found == set()
+
+
+def test_no_test_patches_a_constant():
+    """A patched constant shows no reader that the bound can vary, and has no effect where a default copied it."""
+    found = {
+        str(path.relative_to(ROOT)): names
+        for path in (ROOT / "tests").rglob("*.py")
+        if (names := patching.patched_constants(path.read_text(), HAVE_BOUNDS_AS_ARGUMENTS))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "monkeypatch.setattr(job, 'MAX_S', 1)",
+        "patched.setattr(\n    job, 'MAX_S', 1\n)",
+        "setattr(job, 'MAX_S', 1)",
+        "monkeypatch.setattr('delivery.job.MAX_S', 1)",
+        "mock.patch.object(job, 'MAX_S', 1)",
+        "mock.patch('delivery.job.MAX_S', 1)",
+        "for module, name in [(job, 'MAX_S')]: patched.setattr(module, name, 1)",
+        "job.MAX_S = 1",
+        "job.MAX_S, x = 1, 2",
+    ],
+)
+def test_a_constant_that_a_test_patches_is_found(statement):
+    source = f"from delivery import job\n{statement}"
+    assert patching.patched_constants(source, {"delivery"}) == ["delivery.job.MAX_S"]
+    assert patching.patched_constants(source, {"fanout"}) == []
+    assert patching.patched_constants(source.replace("MAX_S", "run"), {"delivery"}) == []

@@ -44,10 +44,13 @@ class Holder:
     """Acquire, renew and release the Lease for this driver, which is named `identity`.
 
     If this driver loses the Lease, it calls `kill_workers` and ends its own process. `kill_workers` ends every process that
-    delivers for this driver, at once. `kill_workers` must not wait.
+    delivers for this driver, at once. `kill_workers` must not wait. `retry_s` has the meaning of `election.RETRY_S`.
     """
 
-    def __init__(self, leases: LeaseClient, identity: str, kill_workers: Callable[[], None]) -> None:
+    def __init__(
+        self, leases: LeaseClient, identity: str, kill_workers: Callable[[], None], *, retry_s: float = election.RETRY_S
+    ) -> None:
+        self._retry_s = retry_s
         self._leases, self._identity, self._kill_workers = leases, identity, kill_workers
         self._observed = election.Observed(record=None, since=time.monotonic())
         self._renewed_at: float | None = None
@@ -82,7 +85,7 @@ class Holder:
                     "Nothing was changed"
                 )
             seen = None if record is None else record.version
-            stop.wait(election.RETRY_S)
+            stop.wait(self._retry_s)
         return False
 
     def release(self) -> None:
@@ -141,7 +144,7 @@ class Holder:
             log.warning(
                 "this driver %s. It delivers nothing until it holds the Lease, and asks every %.0f s. If a holder is named "
                 "that should not run, stop it. If the API server does not answer, check the pod's network",
-                reason, election.RETRY_S,
+                reason, self._retry_s,
             )  # fmt: skip
 
     def _observe(self) -> None:
@@ -153,7 +156,7 @@ class Holder:
         self._observed, self._renewed_at, self._problem = election.Observed(record=record, since=sent_at), sent_at, ""
 
     def _renew(self) -> None:
-        while not self._released.wait(election.RETRY_S):
+        while not self._released.wait(self._retry_s):
             try:
                 self._renew_once()
             except (cluster.Unavailable, errors.LeaseRefused) as exc:
@@ -167,7 +170,7 @@ class Holder:
             log.warning(
                 "the Lease %s could not be renewed (%s). This driver retries every %.0f s, and ends itself after %.0f s "
                 "without a renewal. If the text in brackets gives no advice, check the pod's network",
-                self._leases.name, problem, election.RETRY_S, election.RENEW_DEADLINE_S,
+                self._leases.name, problem, self._retry_s, election.RENEW_DEADLINE_S,
             )  # fmt: skip
 
     def _renew_once(self) -> None:

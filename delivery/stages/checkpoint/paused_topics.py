@@ -103,7 +103,8 @@ def restored(spark: SparkSession, folder: str, positions: Positions) -> Position
 class PausedTopics:
     """Keep the paused topics of one lane. Called on the lane's thread.
 
-    `is_answering` returns True if the schema registry answers. It is called on a thread of its own while topics are left out.
+    `is_answering` returns True if the schema registry answers. It is called on a thread of its own while topics are left out,
+    at first every `ask_s` seconds (ASK_S).
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class PausedTopics:
         is_answering: Callable[[], bool],
         *,
         clock: Callable[[], float] = time.monotonic,
+        ask_s: float = ASK_S,
     ) -> None:
         self._file = _File(spark, folder)
         self._lane = folder.rpartition("/")[2]
@@ -122,7 +124,8 @@ class PausedTopics:
         self._topics: Topics = {}
         self._left_out: frozenset[str] = frozenset()
         self._is_back = threading.Event()
-        self._asks_every_s, self._restored_at = ASK_S, -STEADY_S
+        self._ask_s = self._asks_every_s = ask_s
+        self._restored_at = -STEADY_S
         metrics.PAUSED_TOPICS.labels(self._lane).set(0)
 
     def note(self, batch_id: int, found: Mapping[tuple[str, int], int]) -> None:
@@ -187,7 +190,7 @@ class PausedTopics:
         )  # fmt: skip
         if is_first:
             is_soon = self._clock() - self._restored_at < STEADY_S
-            self._asks_every_s = min(2 * self._asks_every_s, MAX_ASK_S) if is_soon else ASK_S
+            self._asks_every_s = min(2 * self._asks_every_s, MAX_ASK_S) if is_soon else self._ask_s
             threading.Thread(target=self._ask, name=f"schema registry for {self._lane}", daemon=True).start()
 
     def _restore(self) -> None:

@@ -27,11 +27,23 @@ log = logging.getLogger(__name__)
 READ_S = 60.0
 """Seconds for reading the results. Deliveries whose results are not read by then are repeated. For offset receipts: longest
 time without a message."""
-_ASKED_S = 10.0
+ASKED_S = 10.0
 """Seconds for one request to Kafka, for partitions or for offsets."""
 SLACK_MS = 60_000
 """Milliseconds by which reading begins before the start of the micro-batch, because the clocks of driver, executors and brokers
 differ. Reading too much costs only time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBounds:
+    """The bounds of a reading. Each field has the meaning of the constant with its name."""
+
+    read_s: float = READ_S
+    asked_s: float = ASKED_S
+
+
+BOUNDS = ReadBounds()
+"""The bounds of every reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +73,7 @@ class CompletedWork:
         return self.known if attempt_number == 0 else self.known | read(self)
 
 
-def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
+def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[completed_work.Key]:
     """Return the keys of the deliveries and leases that ended, by the results in Kafka since SLACK_MS before `since_ms`.
 
     Never raises: if a topic cannot be read, or not within READ_S, log a warning and return the keys found so far.
@@ -73,7 +85,8 @@ def read(work_log: CompletedWork) -> frozenset[completed_work.Key]:
     try:
         with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
             for topic, reader in found.readers(work_log.topics).items():
-                for message in messages(consumer, topic, work_log.since_ms - SLACK_MS, until=began + READ_S):
+                since_ms, until = work_log.since_ms - SLACK_MS, began + bounds.read_s
+                for message in messages(consumer, topic, since_ms, until=until, bounds=bounds):
                     if message.error() is None:
                         found.add(message.value() or b"", reader, (topic, message.partition(), message.offset()))
                         rows += 1
@@ -103,7 +116,13 @@ def _listed(found: completed_work.CompletedWorkLog, work_log: CompletedWork) -> 
 
 
 def messages(
-    consumer: confluent_kafka.Consumer, topic: str, since_ms: int, *, until: float, is_patient: bool = False
+    consumer: confluent_kafka.Consumer,
+    topic: str,
+    since_ms: int,
+    *,
+    until: float,
+    is_patient: bool = False,
+    bounds: ReadBounds = BOUNDS,
 ) -> Iterator[confluent_kafka.Message]:
     """Yield the messages with a value that were written to a topic between `since_ms` and now, and messages with an error.
 
@@ -116,11 +135,11 @@ def messages(
 
     from delivery.stages.kafka import offset_requests  # noqa: PLC0415
 
-    found = consumer.list_topics(topic, _ASKED_S).topics[topic]
+    found = consumer.list_topics(topic, bounds.asked_s).topics[topic]
     if found.error is not None and found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
         raise KafkaException(found.error)
     asked = [TopicPartition(topic, number, since_ms) for number in found.partitions]
-    found_since = asked and offset_requests.first_since(consumer, asked, timeout_s=_ASKED_S, until=until)
+    found_since = asked and offset_requests.first_since(consumer, asked, timeout_s=bounds.asked_s, until=until)
     firsts = [first for first in found_since if first.offset >= 0]
     polls = bounded_reader.batches(consumer, firsts, max_records=1000, wait_s=1.0)
     while time.monotonic() < until:
@@ -128,9 +147,10 @@ def messages(
         if batch is None:
             return
         if batch and is_patient:
-            until = time.monotonic() + READ_S
+            until = time.monotonic() + bounds.read_s
         yield from (message for message in batch if message.error() is not None or message.value() is not None)
     raise errors.KafkaUnavailable(
-        f"topic {topic} was not read to its end {'because no message came for' if is_patient else 'within'} {READ_S:.0f} s: "
+        f"topic {topic} was not read to its end {'because no message came for' if is_patient else 'within'} "
+        f"{bounds.read_s:.0f} s: "
         "check that Kafka answers and is not overloaded"
     )

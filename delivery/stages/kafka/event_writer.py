@@ -101,13 +101,13 @@ def to(client: Mapping[str, str | int | float | bool]) -> KafkaEventWriter:
     return KafkaEventWriter(tuple(sorted(client.items())))
 
 
-def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents) -> Results:
+def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents, *, group_bytes: int = GROUP_BYTES) -> Results:
     """Write the events of batch records. Return the batch records that were taken apart, and a rejection for each other one.
 
     Raise KafkaUnavailable as WriteEvents does.
     """
     results = Results()
-    for chunk in chunking.chunks(batches, _size, GROUP_BYTES):
+    for chunk in chunking.chunks(batches, _size, group_bytes):
         group, made = _made(chunk, results)
         if not group:
             continue

@@ -17,18 +17,26 @@ WAIT_S = 0.2
 MOVING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 
 
-def first_and_end(consumer: confluent_kafka.Consumer, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
+def first_and_end(
+    consumer: confluent_kafka.Consumer, topic: str, partition: int, *, timeout_s: float, wait_s: float = WAIT_S
+) -> tuple[int, int]:
     """Return the first offset of a partition and the offset after its last record.
 
     Raise KafkaException if Kafka does not answer within `timeout_s`, refuses, or if the partition has no leader by then.
     """
     asked = TopicPartition(topic, partition)
-    marks: tuple[int, int] = _while_leaders_move(time.monotonic() + timeout_s)(consumer.get_watermark_offsets, asked, timeout_s)
+    repeated = _while_leaders_move(time.monotonic() + timeout_s, wait_s)
+    marks: tuple[int, int] = repeated(consumer.get_watermark_offsets, asked, timeout_s)
     return marks
 
 
 def first_since(
-    consumer: confluent_kafka.Consumer, asked: list[TopicPartition], *, timeout_s: float, until: float | None = None
+    consumer: confluent_kafka.Consumer,
+    asked: list[TopicPartition],
+    *,
+    timeout_s: float,
+    until: float | None = None,
+    wait_s: float = WAIT_S,
 ) -> list[TopicPartition]:
     """Return, for each partition in `asked`, its first offset at or after a time. `asked` has this time in the offset field.
 
@@ -36,14 +44,14 @@ def first_since(
     refuses. Also raise it if a partition has no leader at the time `until`, in monotonic seconds; None: after `timeout_s`.
     """
     until = time.monotonic() + timeout_s if until is None else until
-    found: list[TopicPartition] = _while_leaders_move(until)(consumer.offsets_for_times, asked, timeout_s)
+    found: list[TopicPartition] = _while_leaders_move(until, wait_s)(consumer.offsets_for_times, asked, timeout_s)
     return found
 
 
-def _while_leaders_move(until: float) -> tenacity.Retrying:
+def _while_leaders_move(until: float, wait_s: float) -> tenacity.Retrying:
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda exc: isinstance(exc, KafkaException) and exc.args[0].code() in MOVING),
-        wait=tenacity.wait_fixed(WAIT_S),
+        wait=tenacity.wait_fixed(wait_s),
         stop=lambda _: time.monotonic() > until,
         reraise=True,
     )

@@ -71,23 +71,28 @@ def require_apart(config: settings.Settings) -> None:
 
 
 def ensure(
-    kafka: settings.KafkaSettings, wanted: Iterable[str], partitions: int, config: Mapping[str, str] | None = None
+    kafka: settings.KafkaSettings,
+    wanted: Iterable[str],
+    partitions: int,
+    config: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
 ) -> None:
     """Create those of the topics named `wanted` that do not exist, with this number of partitions and this `config`.
 
     Existing topics stay as they are. `config` has options of the topic, such as `retention.ms`; None: the broker's defaults.
     Return when the new topics have leaders. Raise KafkaUnavailable if a broker refuses a request, or none answers within
-    TIMEOUT_S. Also raise it if a new topic has no leader within LEADERS_WITHIN_S.
+    `timeout_s` seconds. Also raise it if a new topic has no leader within LEADERS_WITHIN_S.
     """
     admin = kafka_clients.admin(kafka)
     try:
-        existing = admin.list_topics(timeout=TIMEOUT_S).topics
+        existing = admin.list_topics(timeout=timeout_s).topics
         missing = [
             NewTopic(name, num_partitions=partitions, config=dict(config or {})) for name in wanted if name not in existing
         ]
-        for created in (admin.create_topics(missing, request_timeout=TIMEOUT_S) if missing else {}).values():
+        for created in (admin.create_topics(missing, request_timeout=timeout_s) if missing else {}).values():
             _await_creation(created)
-        _await_leaders(admin, {topic.topic for topic in missing}, kafka.bootstrap_servers)
+        _await_leaders(admin, {topic.topic for topic in missing}, kafka.bootstrap_servers, timeout_s=timeout_s)
     except KafkaException as exc:
         raise unavailable(kafka, exc, f"to list topics and to create {', '.join(wanted)}") from exc
 
@@ -103,17 +108,18 @@ def names(kafka: settings.KafkaSettings, timeout_s: float = TIMEOUT_S) -> frozen
         raise unavailable(kafka, exc, "to list topics") from exc
 
 
-def require_room(kafka: settings.KafkaSettings, name: str) -> None:
+def require_room(kafka: settings.KafkaSettings, name: str, *, timeout_s: float = TIMEOUT_S) -> None:
     """Raise SettingsError if the retries topic `name` exists and refuses records as large as the largest postponed batch.
 
     Without this check, the first postponed batch of that size could not be written. Its micro-batch would never be committed,
     and its deliveries would be sent again and again. If the login may not read the topic's configuration, only log a warning.
-    Raise KafkaUnavailable if no broker answers within TIMEOUT_S, or if a broker refuses the request for another reason.
+    Raise KafkaUnavailable if no broker answers within `timeout_s` seconds, or if a broker refuses the request for another
+    reason.
     """
     topic, option = ConfigResource(ConfigResource.Type.TOPIC, name), "max.message.bytes"
     admin = kafka_clients.admin(kafka)
     try:
-        [found] = admin.describe_configs([topic], request_timeout=TIMEOUT_S).values()
+        [found] = admin.describe_configs([topic], request_timeout=timeout_s).values()
         takes, needed = int(found.result()[option].value), int(RETRIES_TOPIC_CONFIG[option])
     except KafkaException as exc:
         code = exc.args[0].code()
@@ -159,21 +165,28 @@ def _await_creation(created: concurrent.futures.Future[None]) -> None:
             raise
 
 
-def _await_leaders(admin: AdminClient, created: set[str], servers: str) -> None:
+def _await_leaders(
+    admin: AdminClient,
+    created: set[str],
+    servers: str,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    within_s: float = LEADERS_WITHIN_S,
+) -> None:
     """Wait until each of these new topics has leaders: Kafka reports a topic as created before every broker knows the topic.
 
-    Raise KafkaUnavailable after LEADERS_WITHIN_S.
+    Raise KafkaUnavailable after `within_s` seconds.
     """
-    deadline = time.monotonic() + LEADERS_WITHIN_S
+    deadline = time.monotonic() + within_s
     while created:
-        known = admin.list_topics(timeout=TIMEOUT_S).topics
+        known = admin.list_topics(timeout=timeout_s).topics
         partitions = {name: known[name].partitions.values() for name in created if name in known}
         created -= {name for name, found in partitions.items() if found and all(part.leader >= 0 for part in found)}
         if created:
             if time.monotonic() > deadline:
                 raise errors.KafkaUnavailable(
                     f"Kafka at {servers} has created the topics {', '.join(sorted(created))}, and they have no leader after "
-                    f"{LEADERS_WITHIN_S} s: check the brokers, and try again"
+                    f"{within_s:.0f} s: check the brokers, and try again"
                 )
             time.sleep(LOOK_S)
 

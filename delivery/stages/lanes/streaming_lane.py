@@ -93,11 +93,11 @@ class StreamingLane(Generic[Registry]):
 
     `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
     with the number of each micro-batch before `handle`. After a query ended because Kafka did not answer, `is_kafka_back` is
-    called until it returns True. `is_woken`: True if a wake-up causes a micro-batch at the start even without records. The lane
-    is then ready once this micro-batch is committed, so no event waits for the slow first micro-batch of a process. False: the
-    lane is ready once its query has started. `paused` has the topics that wait for the schema registry; None: the lane
-    pauses no topic. When these topics change, the query restarts with a new plan. `stalled_after_s`: when the job stops, the
-    lane interrupts a micro-batch that runs for that many seconds more.
+    called every `ask_s` seconds until it returns True. `is_woken`: True if a wake-up causes a micro-batch at the start even
+    without records. The lane is then ready once this micro-batch is committed, so no event waits for the slow first
+    micro-batch of a process. False: the lane is ready once its query has started. `paused` has the topics that wait for the
+    schema registry; None: the lane pauses no topic. When these topics change, the query restarts with a new plan.
+    `stalled_after_s`: when the job stops, the lane interrupts a micro-batch that runs for that many seconds more.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class StreamingLane(Generic[Registry]):
         is_woken: bool = False,
         paused: paused_topics.PausedTopics | None = None,
         stalled_after_s: float = math.inf,
+        ask_s: float = ASK_S,
     ) -> None:
         self._name = name
         self._acquire = acquire
@@ -124,6 +125,7 @@ class StreamingLane(Generic[Registry]):
         self._is_woken = is_woken
         self._paused = paused
         self._stalled_after_s = stalled_after_s
+        self._ask_s = ask_s
         self._result = Result.COMMITTED
         """The result of the last micro-batch."""
         self._last_begun = self._handled = -1
@@ -162,7 +164,7 @@ class StreamingLane(Generic[Registry]):
 
     def _await_kafka(self) -> bool:
         """Wait until Kafka answers; return False when the job is asked to stop."""
-        while not self._stop.wait(ASK_S):
+        while not self._stop.wait(self._ask_s):
             if self._is_kafka_back():
                 return True
         return False

@@ -110,19 +110,19 @@ def connect(address: Address) -> Channel:
     except OSError as exc:
         raise ChannelBroken(f"the driver does not answer at {address.host}:{address.port}: {exc}") from exc
     try:
-        _prepare(connection)
+        _prepare(connection, CONNECT_S)
         return Channel(connection, address.key, _read(connection, _CHALLENGE_BYTES), is_driver=False)
     except BaseException:
         connection.close()
         raise
 
 
-def accepted(connection: socket.socket, key: bytes) -> Channel:
+def accepted(connection: socket.socket, key: bytes, *, connect_s: float = CONNECT_S) -> Channel:
     """Send the challenge on a connection that the driver has accepted, and return the driver's end.
 
-    Raise ChannelBroken if the peer is gone.
+    The driver's end waits `connect_s` where a task's end waits CONNECT_S. Raise ChannelBroken if the peer is gone.
     """
-    _prepare(connection)
+    _prepare(connection, connect_s)
     challenge = os.urandom(_CHALLENGE_BYTES)
     try:
         connection.sendall(challenge)
@@ -131,8 +131,8 @@ def accepted(connection: socket.socket, key: bytes) -> Channel:
     return Channel(connection, key, challenge, is_driver=True)
 
 
-def _prepare(connection: socket.socket) -> None:
-    connection.settimeout(CONNECT_S)
+def _prepare(connection: socket.socket, connect_s: float) -> None:
+    connection.settimeout(connect_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

@@ -40,6 +40,8 @@ class DeliverRealtime:
     """Address and key of the query's TaskServer."""
     stop_within_s: float
     """Seconds to wait for background attempts when the query stops."""
+    stopped_s: float = realtime_task.STOPPED_S
+    """Seconds that a stopped task waits for the end of its query, in addition to `stop_within_s`."""
     ended: frozenset[completed_work.Key] = frozenset()
     """Deliveries that had ended before the query started, although their records have no receipt. The task leaves these
     deliveries out."""
@@ -55,7 +57,7 @@ class DeliverRealtime:
                     messages.TaskReport(task=number, state=messages.TaskState.FAILED, failure="Spark started it a second time")
                 )
                 raise TriedAgain
-            under_way = realtime_task.RealtimeTask(task, link, number, self.ended, self.stop_within_s)
+            under_way = realtime_task.RealtimeTask(task, link, number, self.ended, self.stop_within_s, stopped_s=self.stopped_s)
             try:
                 self._read(batches, under_way)
                 under_way.end()

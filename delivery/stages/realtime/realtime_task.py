@@ -70,7 +70,7 @@ class RealtimeTask:
     Created in the task's thread. The constructor exchanges the first report and update with the driver, before the task reads
     any record. `link` is the connection to the driver, and `number` the task's number in its stage. `ended` has the deliveries
     that had ended before this query started. The task does not start them again. A stopped task waits up to `stop_within_s`
-    seconds for background attempts.
+    seconds for background attempts, and `stopped_s` seconds more for the end of its query.
     """
 
     def __init__(
@@ -80,8 +80,11 @@ class RealtimeTask:
         number: int,
         ended: frozenset[completed_work.Key],
         stop_within_s: float,
+        *,
+        stopped_s: float = STOPPED_S,
     ) -> None:
         self._task, self._link, self._number, self._stop_within_s = task, link, number, stop_within_s
+        self._stopped_s = stopped_s
         self._here = task.worker
         self._suppressed: dict[EndpointId, str] = {}
         self._exchanging = threading.Lock()
@@ -150,7 +153,7 @@ class RealtimeTask:
         Spark would retry the task. So it fails, with Orphaned, only when the JVM is gone or the driver did not end the query
         in time.
         """
-        deadline = time.monotonic() + self._stop_within_s + STOPPED_S
+        deadline = time.monotonic() + self._stop_within_s + self._stopped_s
         while self._lane.is_over:
             if self.is_orphan or time.monotonic() > deadline:
                 raise errors.Orphaned

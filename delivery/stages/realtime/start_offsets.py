@@ -14,6 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
@@ -32,6 +33,19 @@ log = logging.getLogger(__name__)
 
 TRIES, RETRY_S = 3, 1.0
 """Number of tries to read the receipts, and the seconds between tries. A broker may refuse once after a change of leaders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptBounds:
+    """The bounds of reading receipts. Each field has the meaning of the constant with its name."""
+
+    tries: int = TRIES
+    retry_s: float = RETRY_S
+    reads: completed_reader.ReadBounds = completed_reader.BOUNDS
+
+
+BOUNDS = ReceiptBounds()
+"""The bounds of the real-time lane."""
 
 
 class HandledRange(NamedTuple):
@@ -62,7 +76,12 @@ def handled_up_to(at: int, runs: Iterable[HandledRange]) -> int:
 
 
 def read(
-    spark: SparkSession, config: settings.Settings, checkpoint: str, of: Callable[[str], bool] | None = None
+    spark: SparkSession,
+    config: settings.Settings,
+    checkpoint: str,
+    of: Callable[[str], bool] | None = None,
+    *,
+    bounds: ReceiptBounds = BOUNDS,
 ) -> StartOffsets:
     """Return the start of the next query: the committed positions, moved forward by the receipts since the last commit.
 
@@ -78,12 +97,14 @@ def read(
     asked = completed_reader.CompletedWork(
         client=kafka_clients.for_librdkafka(config.kafka), topics=plan_builder.plan_of(config).topics, since_ms=begun.since_ms
     )
-    runs, newest_ms = _receipts_patiently(asked, of or functools.partial(topic_source.is_realtime, config.source))
+    is_read = of or functools.partial(topic_source.is_realtime, config.source)
+    runs, newest_ms = _receipts_patiently(asked, is_read, bounds)
     places = begun.positions.keys() | runs.keys()
     next_offsets = {place: handled_up_to(begun.positions.get(place, 0), runs.get(place, ())) for place in places}
     # Rows beyond the receipts were written in the last seconds before the end; SLACK_MS covers them.
     since_ms = max(begun.since_ms, newest_ms)
-    ended = completed_reader.read(completed_reader.CompletedWork(client=asked.client, topics=asked.topics, since_ms=since_ms))
+    rows = completed_reader.CompletedWork(client=asked.client, topics=asked.topics, since_ms=since_ms)
+    ended = completed_reader.read(rows, bounds.reads)
     log.info(
         "lane realtime continues after the records of %d offset receipts that were written since its last commit",
         sum(map(len, runs.values())),
@@ -92,30 +113,33 @@ def read(
 
 
 def _receipts_patiently(
-    asked: completed_reader.CompletedWork, of: Callable[[str], bool]
+    asked: completed_reader.CompletedWork, of: Callable[[str], bool], bounds: ReceiptBounds
 ) -> tuple[dict[Place, list[HandledRange]], int]:
     """Return the result of `_receipts`; raise KafkaUnavailable if all TRIES fail, or if one gets no message for READ_S."""
     why = ""
-    for _ in range(TRIES):
+    for _ in range(bounds.tries):
         try:
-            return _receipts(asked, of)
+            return _receipts(asked, of, bounds.reads)
         except errors.KafkaUnavailable as exc:  # it has waited long enough
             why = str(exc)
             break
         except Exception as exc:  # noqa: BLE001  # any failure means: no receipts
             log.warning(
                 "the offset receipts of lane realtime could not be read (%s): the lane waits, and makes %d tries, %.0f s "
-                "apart. Check that Kafka answers, and that the job may read the attempts topic", exc, TRIES, RETRY_S,
+                "apart. Check that Kafka answers, and that the job may read the attempts topic",
+                exc, bounds.tries, bounds.retry_s,
             )  # fmt: skip
             why = str(exc)
-            time.sleep(RETRY_S)
+            time.sleep(bounds.retry_s)
     raise errors.KafkaUnavailable(
         f"the offset receipts of lane realtime could not be read ({why}). The lane does not start without them, because it "
         "would repeat deliveries. Check that the job may read the attempts topic"
     )
 
 
-def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) -> tuple[dict[Place, list[HandledRange]], int]:
+def _receipts(
+    asked: completed_reader.CompletedWork, of: Callable[[str], bool], bounds: completed_reader.ReadBounds
+) -> tuple[dict[Place, list[HandledRange]], int]:
     """Return, by partition, the ranges of offsets that receipts name as handled, and the time of the last receipt.
 
     The time is in milliseconds since the epoch; 0: no receipt was found. Raise KafkaException if a part of the attempts topic
@@ -128,13 +152,14 @@ def _receipts(asked: completed_reader.CompletedWork, of: Callable[[str], bool]) 
     newest_ms = 0
     logged_at = time.monotonic()
     config = {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **asked.client}
-    since_ms, until = asked.since_ms - completed_reader.SLACK_MS, time.monotonic() + completed_reader.READ_S
+    since_ms, until = asked.since_ms - completed_reader.SLACK_MS, time.monotonic() + bounds.read_s
     with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
-        found = completed_reader.messages(consumer, asked.topics.attempts, since_ms, until=until, is_patient=True)
+        attempts = asked.topics.attempts
+        found = completed_reader.messages(consumer, attempts, since_ms, until=until, is_patient=True, bounds=bounds)
         for count, message in enumerate(found, start=1):
             if (error := message.error()) is not None:
                 raise confluent_kafka.KafkaException(error)
-            if time.monotonic() - logged_at > completed_reader.READ_S:
+            if time.monotonic() - logged_at > bounds.read_s:
                 logged_at = time.monotonic()
                 log.info("lane realtime reads its offset receipts since its last commit: %d attempts records so far", count)
             receipt = log_records.receipt_of(message.value() or b"")

@@ -66,7 +66,8 @@ class TaskServer:
 
     `update` returns the answer to a task that has a given version of the registry, and must not wait. `next_offsets` are the
     query's start offsets. Tasks connect to `host`; the server listens on `bind`. `port` 0: the system chooses a port. `clock`
-    is monotonic, in seconds. The constructor raises OSError if the port cannot be opened.
+    is monotonic, in seconds. `connect_s` has the meaning of `channel.CONNECT_S`, and `max_connections` that of MAX_CONNECTIONS.
+    The constructor raises OSError if the port cannot be opened.
     """
 
     def __init__(
@@ -78,9 +79,12 @@ class TaskServer:
         host: str,
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        connect_s: float = channel.CONNECT_S,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._update_for = update
         self._clock = clock
+        self._connect_s, self._max_connections = connect_s, max_connections
         self._key = channel.new_key()
         self._lock = threading.Lock()
         self._heard = TaskReports()
@@ -166,13 +170,13 @@ class TaskServer:
                 )  # fmt: skip
                 time.sleep(1.0)
                 continue
-            if threading.active_count() > MAX_CONNECTIONS:
+            if threading.active_count() > self._max_connections:
                 connection.close()
                 log.warning(
                     "the real-time lane closed a new connection from %s: the driver has more than %d threads "
                     "(MAX_CONNECTIONS), and each connection takes one. If it was a task, its query restarts. Let "
                     "`source.realtime_pattern` match fewer partitions, and limit access to the port realtime.port",
-                    host, MAX_CONNECTIONS,
+                    host, self._max_connections,
                 )  # fmt: skip
                 continue
             threading.Thread(target=self._serve, args=(connection, host), name="real-time task", daemon=True).start()
@@ -180,7 +184,7 @@ class TaskServer:
     def _serve(self, connection: socket.socket, host: str) -> None:
         with connection:
             try:
-                with_task = channel.accepted(connection, self._key)
+                with_task = channel.accepted(connection, self._key, connect_s=self._connect_s)
                 first = with_task.receive()
             except channel.ChannelBroken as exc:  # also from a client that is no task
                 log.warning(

@@ -84,9 +84,9 @@ class RoutePartition:
         task.finish()
 
 
-def written(out: Iterable[RoutedRow]) -> Iterator[pa.RecordBatch]:
-    """Yield these rows as Arrow batches of SCHEMA. Each has values of at most `arrow.MAX_BATCH_BYTES`, or one larger value."""
-    for chunk in chunking.chunks(out, lambda row: len(row.value or b""), arrow.MAX_BATCH_BYTES):
+def written(out: Iterable[RoutedRow], *, max_bytes: int = arrow.MAX_BATCH_BYTES) -> Iterator[pa.RecordBatch]:
+    """Yield these rows as Arrow batches of SCHEMA. Each has values of at most `max_bytes`, or one larger value."""
+    for chunk in chunking.chunks(out, lambda row: len(row.value or b""), max_bytes):
         shards, keys, values = zip(*chunk, strict=True)
         arrays = [arrow.numbers(shards), arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]
         yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)

@@ -35,6 +35,19 @@ MAX_SENT_BYTES = 64 * 1024 * 1024
 together. A single endpoint may exceed the bound."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingBounds:
+    """The bounds of one decision. Each field has the meaning of the constant with its name."""
+
+    max_segment_bytes: int = MAX_SEGMENT_BYTES
+    max_sent_bytes: int = MAX_SENT_BYTES
+    merges: compaction.MergeBounds = compaction.BOUNDS
+
+
+BOUNDS = BatchingBounds()
+"""The bounds of the batch lane."""
+
+
 class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
     """The stored events of one endpoint, as the shard's index counts them."""
 
@@ -132,7 +145,13 @@ def decoded(written: bytes | None) -> BatchIndex:
 
 
 def decide(
-    index: BatchIndex, arrived: Iterable[bytes], read: Callable[[int], bytes], *, now_ms: int, look_ahead_ms: int
+    index: BatchIndex,
+    arrived: Iterable[bytes],
+    read: Callable[[int], bytes],
+    *,
+    now_ms: int,
+    look_ahead_ms: int,
+    bounds: BatchingBounds = BOUNDS,
 ) -> BatchingDecision:
     """Decide which batches of a shard are sent now; return them with the changes of the state. `index` is changed in place.
 
@@ -141,16 +160,17 @@ def decide(
     next decision it would be late. A decision sends stored events up to MAX_SENT_BYTES, the endpoints with the oldest events
     first. Other endpoints with due events wait for the next decision. Raise StateUnreadable for a segment of another version.
     """
-    return _Batcher(index, read, now_ms + look_ahead_ms).decide(arrived)
+    return _Batcher(index, read, now_ms + look_ahead_ms, bounds).decide(arrived)
 
 
 class _Batcher:
     """Make one decision of one shard. Used once. Batches with a due time up to `until_ms` are sent."""
 
-    def __init__(self, index: BatchIndex, read: Callable[[int], bytes], until_ms: int) -> None:
+    def __init__(self, index: BatchIndex, read: Callable[[int], bytes], until_ms: int, bounds: BatchingBounds) -> None:
         self._index = index
         self._read = read
         self._until_ms = until_ms
+        self._bounds = bounds
         self._open: dict[int, dict[str, segment.PendingBatch]] = {}
         """Decoded segments by number. Each is kept until all of its events that are sent now are taken out."""
         self._readers: Counter[int] = Counter()
@@ -215,7 +235,8 @@ class _Batcher:
         sending = [key for key in due if not endpoints[key].segments]
         stored = sorted((key for key in due if endpoints[key].segments), key=lambda key: endpoints[key].oldest_ms)
         sizes = itertools.accumulate(endpoints[key].size for key in stored)
-        sending += [key for key, size in zip(stored, sizes, strict=True) if size <= MAX_SENT_BYTES] or stored[:1]
+        most = self._bounds.max_sent_bytes
+        sending += [key for key, size in zip(stored, sizes, strict=True) if size <= most] or stored[:1]
         return sorted(sending)
 
     def _taken(self, key: str, fresh: segment.PendingBatch | None) -> segment.PendingBatch:
@@ -266,7 +287,7 @@ class _Batcher:
 
         Return the compaction level of the segments that will be written from `kept`.
         """
-        numbers, level = compaction.pick_compaction(self._index.segments)
+        numbers, level = compaction.pick_compaction(self._index.segments, self._bounds.merges)
         for number in sorted(numbers, reverse=True):
             for batch in segment.decoded(self._read(number)):
                 stored = self._index.endpoints.get(batch.key)
@@ -281,7 +302,7 @@ class _Batcher:
     def _append(self, kept: dict[str, segment.PendingBatch], level: int) -> None:
         """Write the events in `kept` as new segments, and add these to the index."""
         run = self._index.next_number
-        for written, batches in segment.encoded((kept[key] for key in sorted(kept)), MAX_SEGMENT_BYTES):
+        for written, batches in segment.encoded((kept[key] for key in sorted(kept)), self._bounds.max_segment_bytes):
             number = self._index.next_number
             self._index.next_number += 1
             size = sum(batch.size for batch in batches)

@@ -46,6 +46,19 @@ _NO_FREE_LOOKUP = "no look-up of a name came free within the attempt's time"
 _LOOKING_UP = "while looking up the name"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolBounds:
+    """The bounds of a pool, besides its number of connections. Each field has the meaning of the constant with its name."""
+
+    keepalive_s: float = KEEPALIVE_S
+    dns_ttl_s: int = dns.DNS_TTL_S
+    max_lookups: int = dns.MAX_LOOKUPS
+
+
+BOUNDS = PoolBounds()
+"""The bounds of every pool."""
+
+
 def default_max_connections() -> int:
     """Return half of the number of files that this process may open, at most _MAX_CONNECTIONS.
 
@@ -128,7 +141,7 @@ class Connection(http_connection.HttpConnection):
 
 
 class _Connector(aiohttp.TCPConnector):
-    def __init__(self, address_guard: guard.Guard, names: dns.Resolver) -> None:
+    def __init__(self, address_guard: guard.Guard, names: dns.Resolver, dns_ttl_s: int) -> None:
         def make_socket(addr_info: Sequence[Any]) -> socket.socket:
             _opening.get().step = "while connecting"
             return address_guard.socket_factory(addr_info)
@@ -138,7 +151,7 @@ class _Connector(aiohttp.TCPConnector):
         super().__init__(
             limit=0,
             resolver=names,
-            ttl_dns_cache=dns.DNS_TTL_S,
+            ttl_dns_cache=dns_ttl_s,
             dns_cache_max_size=MAX_CACHED_NAMES,
             socket_factory=make_socket,
         )
@@ -159,6 +172,8 @@ class ConnectionPool:
         max_connections: int,
         deadlines: exchange_deadlines.Deadlines,
         soft_connection_limit: Callable[[str], float] = lambda _: math.inf,
+        *,
+        bounds: PoolBounds = BOUNDS,
     ) -> None:
         """`soft_connection_limit` gets a URL, and returns a number of open connections to the URL's host.
 
@@ -172,8 +187,9 @@ class ConnectionPool:
         """By host, the idle connections, longest idle first."""
         self._deadlines = deadlines
         self._loop = asyncio.get_running_loop()
-        self._names = dns.Resolver()
-        self._connector = _Connector(address_guard, self._names)
+        self._keepalive_s = bounds.keepalive_s
+        self._names = dns.Resolver(max_lookups=bounds.max_lookups)
+        self._connector = _Connector(address_guard, self._names, bounds.dns_ttl_s)
         self._slots = asyncio.Semaphore(max_connections)
         self._waiting = 0
         self._idle: dict[Origin, list[Connection]] = {}
@@ -245,7 +261,7 @@ class ConnectionPool:
             None
         )
         if self._expiry is None:
-            self._expiry = self._loop.call_later(KEEPALIVE_S, self._expire)
+            self._expiry = self._loop.call_later(self._keepalive_s, self._expire)
 
     def close(self, connection: Connection) -> None:
         """Close a connection that is not idle in the pool."""
@@ -310,11 +326,11 @@ class ConnectionPool:
 
     def _expire(self) -> None:
         now = self._loop.time()
-        while self._by_age and next(iter(self._by_age)).idle_since <= now - KEEPALIVE_S:
+        while self._by_age and next(iter(self._by_age)).idle_since <= now - self._keepalive_s:
             self._close_oldest()
         self._expiry = None
         if self._by_age:
-            self._expiry = self._loop.call_at(next(iter(self._by_age)).idle_since + KEEPALIVE_S, self._expire)
+            self._expiry = self._loop.call_at(next(iter(self._by_age)).idle_since + self._keepalive_s, self._expire)
 
     def _is_lookup_waiting(self, origin: Origin) -> bool:
         url = yarl.URL(origin.url)

@@ -24,13 +24,13 @@ DNS_TTL_S = 30
 class Resolver(abc.AbstractResolver):
     """The resolver of aiohttp's connector. The connector joins simultaneous look-ups of the same name."""
 
-    def __init__(self) -> None:
-        self._threads = concurrent.futures.ThreadPoolExecutor(MAX_LOOKUPS, thread_name_prefix="lookup")
+    def __init__(self, *, max_lookups: int = MAX_LOOKUPS) -> None:
+        self._threads = concurrent.futures.ThreadPoolExecutor(max_lookups, thread_name_prefix="lookup")
         self._lookups: dict[tuple[str, int], concurrent.futures.Future[Any]] = {}
         """By host and port, the look-ups in progress and those that wait for a thread."""
 
     def is_waiting(self, host: str, port: int) -> bool:
-        """Return True if the look-up of `host` for `port` waits for a thread, because MAX_LOOKUPS others are in progress."""
+        """Return True if the look-up of `host` for `port` waits for a thread, because `max_lookups` others are in progress."""
         lookup = self._lookups.get((host, port))
         return lookup is not None and not lookup.running() and not lookup.done()
 

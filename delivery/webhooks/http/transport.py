@@ -50,15 +50,20 @@ class Transport:
         endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
         max_extension_s: float = exchange_deadlines.MAX_EXTENSION_S,
         soft_connection_limit: Callable[[str], float] = lambda _: math.inf,
+        bounds: connection_pool.PoolBounds = connection_pool.BOUNDS,
     ) -> None:
         """`endpoint_time` returns the time by the endpoint clock, which slows down while the process waits for its machine.
 
         `max_extension_s` is the most seconds that such waits add to a timeout. `max_connections` 0: half of the files that the
-        process may open, at most 16,384. `soft_connection_limit` is passed to ConnectionPool.
+        process may open, at most 16,384. `soft_connection_limit` and `bounds` are passed to ConnectionPool.
         """
         self._deadlines = exchange_deadlines.Deadlines(endpoint_time, max_extension_s)
         self._pool = connection_pool.ConnectionPool(
-            address_guard, max_connections or connection_pool.default_max_connections(), self._deadlines, soft_connection_limit
+            address_guard,
+            max_connections or connection_pool.default_max_connections(),
+            self._deadlines,
+            soft_connection_limit,
+            bounds=bounds,
         )
 
     async def post(self, target: Target, headers: bytes, body: bytes, timeout_s: float) -> Response:

@@ -71,6 +71,7 @@ class Collector:
         immediate_flush_s: float = 0.0,
         seen: seen_ids.SeenIds | None = None,
         formats: decoder.Decoder | None = None,
+        max_segment_bytes: int = segment.MAX_BYTES,
     ) -> None:
         prepare = functools.partial(_match_event, now_ms)
         self._intake = intake.Intake(
@@ -83,11 +84,12 @@ class Collector:
         """Number of full batches so far, by endpoint."""
         self._closed: dict[int, list[segment.PendingBatch]] = {}
         self._closed_size = 0
+        self._max_segment_bytes = max_segment_bytes
 
     async def add(self, records: Iterable[Record]) -> Collected:
         """Collect `records`; return their skips and rejections.
 
-        Once the full batches have more than segment.MAX_BYTES, return their segments too.
+        Once the full batches have more than `max_segment_bytes`, return their segments too.
         """
         collected = Collected()
         for record in records:
@@ -96,7 +98,7 @@ class Collector:
                 collected.results.outcomes += due.skipped
                 for item, match in due.collected:
                     self._add(item, match)
-        if self._closed_size > segment.MAX_BYTES:
+        if self._closed_size > self._max_segment_bytes:
             collected.rows += self._rows(self._closed)
             self._closed, self._closed_size = {}, 0
         return collected
@@ -146,10 +148,9 @@ class Collector:
         )
         return batch
 
-    @staticmethod
-    def _rows(batches: dict[int, list[segment.PendingBatch]]) -> Iterator[SegmentRow]:
+    def _rows(self, batches: dict[int, list[segment.PendingBatch]]) -> Iterator[SegmentRow]:
         for shard, of_shard in batches.items():
-            for written, _ in segment.encoded(of_shard):
+            for written, _ in segment.encoded(of_shard, self._max_segment_bytes):
                 yield SegmentRow(shard, written)
 
 

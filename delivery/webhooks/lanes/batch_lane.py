@@ -46,11 +46,14 @@ class BatchLane:
         dispatcher: dispatch.Dispatcher[BatchDelivery],
         deferrals: deferral.Deferrals,
         ended: completed_work.CompletedKeys = frozenset(),
+        *,
+        max_unsettled_bytes: int = MAX_UNSETTLED_BYTES,
     ) -> None:
         self._registry = registry
         self._dispatcher = dispatcher
         self._deferrals = deferrals
         self._ended_before = ended
+        self._max_unsettled_bytes = max_unsettled_bytes
         self._ended: list[BatchOutcome] = []
         self._begun = 0
         self._unsettled_bytes = 0
@@ -58,7 +61,7 @@ class BatchLane:
     async def submit(self, written: Iterable[bytes]) -> Results:
         """Begin to deliver batches, in the encoding of `segment.encoded_batch`; return the results so far.
 
-        Waits while bodies of more than MAX_UNSETTLED_BYTES have no result.
+        Waits while bodies of more than `max_unsettled_bytes` have no result.
         """
         since_io = 0
         for encoded in written:
@@ -71,7 +74,7 @@ class BatchLane:
                 since_io = 0
                 await self._dispatcher.wait_for_room()
                 self._collect_outcomes()
-            while self._unsettled_bytes > MAX_UNSETTLED_BYTES:
+            while self._unsettled_bytes > self._max_unsettled_bytes:
                 await self._dispatcher.wait_for_unsettled(self._begun - 1)
                 self._collect_outcomes()
         return self.drain()

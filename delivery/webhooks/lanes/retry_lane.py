@@ -74,6 +74,7 @@ class RetryLane:
         clock: Callable[[], float],
         now_s: Callable[[], float],
         registry_max_age_s: float = 3600.0,
+        max_in_flight_bytes: int = memory_budget.MAX_IN_FLIGHT_BYTES,
         rng: random.Random | None = None,
     ) -> None:
         self._clock = clock
@@ -89,7 +90,7 @@ class RetryLane:
             rng=rng or random.Random(),  # noqa: S311  # spreads entries
         )
         self._book = lease_book.LeaseBook()
-        self._memory = memory_budget.MemoryBudget()
+        self._memory = memory_budget.MemoryBudget(max_bytes=max_in_flight_bytes)
 
     def set_bounds(self, bounds: limits.Limits) -> None:
         """Replace the limits of endpoints by this worker's share of `bounds`. Leases in flight keep their limits."""

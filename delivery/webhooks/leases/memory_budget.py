@@ -14,15 +14,16 @@ ENTRY_BYTES = 2048
 
 
 class MemoryBudget:
-    """Count the bytes of one worker's leases in flight, up to MAX_IN_FLIGHT_BYTES. A single lease always fits."""
+    """Count the bytes of one worker's leases in flight, up to `max_bytes`. A single lease always fits."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._used = 0
         self._is_exhausted = False
 
     def has_room(self, lease: retry_messages.Lease) -> bool:
         """Return True if the lease fits."""
-        return not self._used or self._used + _weight(lease) <= MAX_IN_FLIGHT_BYTES
+        return not self._used or self._used + _weight(lease) <= self._max_bytes
 
     async def wait_for_room(self, lease: retry_messages.Lease, wait_for_any: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until other leases have ended and `lease` fits; return True. Return False if no lease ends in time.

@@ -49,15 +49,17 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         """
         return min(slice_.expires_ms for slice_ in self.slices)
 
-    def ready(self, store: segment_store.SegmentStore, most: int, now_ms: int) -> list[RetryEntry]:
-        """Return the first entries that may be attempted now: at most `most`, with at most MAX_LEASE_BYTES together.
+    def ready(
+        self, store: segment_store.SegmentStore, most: int, now_ms: int, *, max_bytes: int = MAX_LEASE_BYTES
+    ) -> list[RetryEntry]:
+        """Return the first entries that may be attempted now: at most `most`, with at most `max_bytes` together.
 
         A first entry with more bytes is returned alone. If the first entry is not due, set `not_before_ms` to its time, and
         return an empty list.
         """
         first = itertools.islice(self._entries(store), most)
         due = itertools.takewhile(lambda entry: entry.again_at_ms <= now_ms, first)
-        found = next(chunking.chunks(due, lambda entry: entry.written_bytes, MAX_LEASE_BYTES), [])
+        found = next(chunking.chunks(due, lambda entry: entry.written_bytes, max_bytes), [])
         if not found:
             self.not_before_ms = next(self._entries(store)).again_at_ms
         return found

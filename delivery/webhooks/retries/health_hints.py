@@ -36,11 +36,13 @@ def report_interval_s(disable_after_s: float) -> float:
 class Acceptances:
     """Decide for one worker when a hint about an accepting endpoint is due. The first acceptance is reported at once.
 
-    `every_s` is the longest interval between two hints about one endpoint, in seconds.
+    `every_s` is the longest interval between two hints about one endpoint, in seconds. At most `max_known` endpoints are
+    remembered.
     """
 
-    def __init__(self, every_s: float, rng: random.Random | None = None) -> None:
+    def __init__(self, every_s: float, rng: random.Random | None = None, *, max_known: int = MAX_KNOWN) -> None:
         self._every_s = every_s
+        self._max_known = max_known
         self._rng = rng or random.Random()  # noqa: S311  # spreads times
         self._next_at: dict[EndpointId, float] = {}
 
@@ -50,7 +52,7 @@ class Acceptances:
         `now` is monotonic, in seconds.
         """
         due = [endpoint for endpoint in accepted if self._next_at.get(endpoint.endpoint_id, now) <= now]
-        if len(self._next_at) + len(due) > MAX_KNOWN:
+        if len(self._next_at) + len(due) > self._max_known:
             self._next_at.clear()
         for endpoint in due:
             self._next_at[endpoint.endpoint_id] = now + self._every_s * self._rng.uniform(SHORTEST, 1.0)

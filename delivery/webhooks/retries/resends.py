@@ -35,10 +35,10 @@ class DeliveryKey(NamedTuple):
 
 
 class Search:
-    """Search for the waiting entries of resent deliveries, during one decision of a shard."""
+    """Search for the waiting entries of resent deliveries, during one decision of a shard, in at most `max_bytes`."""
 
-    def __init__(self) -> None:
-        self._room = MAX_SEARCHED_BYTES
+    def __init__(self, *, max_bytes: int = MAX_SEARCHED_BYTES) -> None:
+        self._room = max_bytes
         self._resent: dict[str, dict[DeliveryKey, list[retry_messages.RetryEntry]]] = {}
         """Entries of resends by endpoint_state.key and delivery."""
         self._subscriptions: set[SubscriptionId] = set()
@@ -67,7 +67,7 @@ class Search:
 
     @property
     def is_exhausted(self) -> bool:
-        """Return True if MAX_SEARCHED_BYTES are read."""
+        """Return True if as many bytes are read as the search may read."""
         return self._room <= 0
 
     def count_read(self, items: list[bytes]) -> None:

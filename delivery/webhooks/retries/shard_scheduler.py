@@ -20,14 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import msgspec
 
 from delivery.model import SkipReason
 from delivery.webhooks.policy import retry_reasons
-from delivery.webhooks.retries import endpoint_state, fifo, resends, retry_messages, timer_wheel
+from delivery.webhooks.retries import endpoint_state, fifo, leasing_bounds, resends, retry_messages, timer_wheel
 from delivery.webhooks.retries.endpoint_state import EndpointState
+from delivery.webhooks.retries.leasing_bounds import LeasingBounds
 from delivery.webhooks.retries.retry_messages import RetryEntry
 from delivery.webhooks.retries.window import ShardPolicy
 from delivery.webhooks.state import backlog, chunking, segment_store, versioning
@@ -36,9 +37,6 @@ Message: TypeAlias = retry_messages.Postponed | retry_messages.Report
 
 VERSION = 2
 """Format of the index. Version 1 had no background attempts, and code of version 1 fails on entries that have one."""
-MAX_LEASED_BYTES = 64 * 1024 * 1024
-"""Maximum of bytes of entries (RetryEntry.written_bytes) that one decision leases or gives up as expired. The last lease may
-exceed it. The leases of a decision are in memory together. Entries beyond it stay due, and the next decision comes at once."""
 
 
 class RetryIndex(msgspec.Struct, array_like=True):
@@ -98,6 +96,7 @@ def decide(
     now_ms: int,
     look_ahead_ms: int,
     behind_ms: int = 0,
+    bounds: LeasingBounds = leasing_bounds.BOUNDS,
 ) -> LeaseDecision:
     """Decide once for a shard: return the leases and the changes of its state. `index` is changed in place.
 
@@ -107,7 +106,7 @@ def decide(
     msgspec.MsgspecError if a segment is unreadable.
     """
     decision = LeaseDecision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
-    return _Scheduler(decision, read, now_ms, behind_ms).decide(list(messages))
+    return _Scheduler(decision, read, now_ms, behind_ms, bounds).decide(list(messages))
 
 
 def backlog_of(decision: LeaseDecision, now_ms: int) -> backlog.ShardBacklog:
@@ -144,14 +143,17 @@ def backlog_of(decision: LeaseDecision, now_ms: int) -> backlog.ShardBacklog:
 class _Scheduler:
     """Make one decision of one shard. Used once."""
 
-    def __init__(self, decision: LeaseDecision, read: Callable[[int], bytes], now_ms: int, behind_ms: int) -> None:
+    def __init__(
+        self, decision: LeaseDecision, read: Callable[[int], bytes], now_ms: int, behind_ms: int, bounds: LeasingBounds
+    ) -> None:
         self._decision = decision
         self._index = decision.index
         self._policy = decision.policy
-        self._store = segment_store.SegmentStore(decision.index.segments, read)
+        self._store = segment_store.SegmentStore(decision.index.segments, read, bounds.store)
         self._now_ms = now_ms
         self._behind_ms = behind_ms
-        self._room = MAX_LEASED_BYTES
+        self._bounds = bounds
+        self._room = bounds.max_leased_bytes
         self._open: dict[str, EndpointState] = {}
         """The endpoints whose state is decoded in this decision, by key."""
 
@@ -161,7 +163,8 @@ class _Scheduler:
         self._apply_settled(messages)  # before the timer wheel: an attempt may complete just when its entry is due
         self._wake_due()
         self._apply_and_admit(messages)
-        self._apply_resends([message for message in messages if _is_resend(message)])
+        postponed = (message for message in messages if isinstance(message, retry_messages.Postponed))
+        self._apply_resends([message for message in postponed if message.resends])
         self._expire()
         self._lease()
         self._write()
@@ -193,7 +196,7 @@ class _Scheduler:
         An entry whose completion may be unread goes back into the timer wheel.
         """
         unread: list[tuple[str, EndpointState, RetryEntry]] = []
-        for timer_entry in timer_wheel.remove_due(self._index.buckets, self._store, self._now_ms):
+        for timer_entry in timer_wheel.remove_due(self._index.buckets, self._store, self._now_ms, self._bounds.max_due_bytes):
             self._decision.changed = True
             entry, endpoint = fifo.entry_of(timer_entry.data), self._opened(timer_entry.owner)
             if endpoint.has_completed(entry):
@@ -254,7 +257,7 @@ class _Scheduler:
 
         All other resends are skipped. A batch, or an unreadable resend, always becomes an entry.
         """
-        search = resends.Search()
+        search = resends.Search(max_bytes=self._bounds.max_searched_bytes)
         for message in messages:
             key = endpoint_state.key(message.customer_id, message.endpoint_id)
             batches = [entry for entry in message.entries if not search.add(key, entry)]
@@ -357,7 +360,7 @@ class _Scheduler:
         """Lease the first due entries of a FIFO, at most `most`, and at most MAX_LEASE_BYTES. Return the number of entries."""
         endpoint = self._open[key]
         line = endpoint.fifos[order_key]
-        entries = line.ready(self._store, most, self._now_ms)
+        entries = line.ready(self._store, most, self._now_ms, max_bytes=self._bounds.max_lease_bytes)
         if entries:
             self._index.last_lease += 1
             # `now_ms` is no time for the lease: a micro-batch that runs again after an outage has its old time.
@@ -368,7 +371,7 @@ class _Scheduler:
         return len(entries)
 
     def _give_up(self, key: str, order_key: str | None, entries: list[RetryEntry], reason: str) -> None:
-        for chunk in chunking.chunks(entries, lambda entry: entry.written_bytes, fifo.MAX_LEASE_BYTES):
+        for chunk in chunking.chunks(entries, lambda entry: entry.written_bytes, self._bounds.max_lease_bytes):
             self._emit(key, chunk, order_key=order_key, number=0, given_up=reason)
 
     def _emit(self, key: str, entries: list[RetryEntry], **fields: Any) -> None:
@@ -380,9 +383,8 @@ class _Scheduler:
         """Put new and removed segments of the decoded endpoints into the decision, and update their entries in the index."""
         for endpoint in self._open.values():
             endpoint.prune(self._now_ms)
-        owners = [timer_wheel.OWNER, *self._open]
         decision = self._decision
-        decision.append, decision.drop = self._store.write(owners, self._lists_of)
+        decision.append, decision.drop = self._store.write([timer_wheel.OWNER, *self._open], self._lists_of)
         decision.changed |= bool(decision.append or decision.drop or decision.leases)
         for key, endpoint in self._open.items():
             if endpoint.fifos or endpoint.completed or endpoint.window.kept_until_ms(self._policy) > self._now_ms:
@@ -394,7 +396,3 @@ class _Scheduler:
         if owner == timer_wheel.OWNER:
             return (bucket.slices for bucket in self._index.buckets.values())
         return self._opened(owner).lists()
-
-
-def _is_resend(message: Message) -> TypeGuard[retry_messages.Postponed]:
-    return isinstance(message, retry_messages.Postponed) and message.resends

@@ -69,13 +69,15 @@ def add(buckets: Buckets, store: segment_store.SegmentStore, entry: TimerEntry, 
     store.append(bucket.slices, _item(entry))
 
 
-def remove_due(buckets: Buckets, store: segment_store.SegmentStore, now_ms: int) -> Iterator[TimerEntry]:
-    """Remove and yield the entries that are due, until MAX_DUE_BYTES are read.
+def remove_due(
+    buckets: Buckets, store: segment_store.SegmentStore, now_ms: int, max_bytes: int = MAX_DUE_BYTES
+) -> Iterator[TimerEntry]:
+    """Remove and yield the entries that are due, until `max_bytes` are read.
 
     The entries of an opened bucket that are not due move to narrower buckets. The call moves these entries at its end, because
     it may still read the narrower buckets.
     """
-    room = MAX_DUE_BYTES
+    room = max_bytes
     not_due: list[TimerEntry] = []
     due = sorted((key for key, bucket in buckets.items() if bucket.due_ms <= now_ms), key=lambda key: buckets[key].due_ms)
     for key in due:

@@ -40,9 +40,10 @@ class _Memory:
     than that of the budgets.
     """
 
-    __slots__ = ("_newer", "_older")
+    __slots__ = ("_max_ids", "_newer", "_older")
 
-    def __init__(self) -> None:
+    def __init__(self, max_ids: int) -> None:
+        self._max_ids = max_ids
         self._newer: dict[int, int] = {}
         self._older: dict[int, int] = {}
 
@@ -54,7 +55,7 @@ class _Memory:
         first = self._newer.get(key)
         if first is None:
             first = self._older.get(key, digest)
-            if len(self._newer) >= MAX_IDS:
+            if len(self._newer) >= self._max_ids:
                 self._older, self._newer = self._newer, {}
             self._newer[key] = first
         return first
@@ -64,13 +65,16 @@ class _Memory:
 
 
 class SeenIds:
-    """Remember the ids of the last events of one lane in a worker, each with a digest of the first payload. Not thread-safe."""
+    """Remember the ids of the last events of one lane in a worker, each with a digest of the first payload. Not thread-safe.
+
+    `max_ids` is the most ids in one generation.
+    """
 
     __slots__ = ("_all", "_by_tenant", "_reused")
 
-    def __init__(self) -> None:
-        self._all = _Memory()
-        self._by_tenant = _Memory()
+    def __init__(self, *, max_ids: int = MAX_IDS) -> None:
+        self._all = _Memory(max_ids)
+        self._by_tenant = _Memory(max_ids)
         self._reused = 0
 
     def add(self, event: Event) -> None:

@@ -124,12 +124,12 @@ class Host:
 
 
 class Hosts:
-    """The hosts to which a worker process sends. All lanes of the worker share them."""
+    """The hosts to which a worker process sends, at most `max_hosts`. All lanes of the worker share them."""
 
-    def __init__(self, bounds: limits.Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, bounds: limits.Limits, clock: Callable[[], float], *, max_hosts: int = MAX_HOSTS) -> None:
         self._bounds = bounds
         self._clock = clock
-        self._hosts: cachetools.LRUCache[str, Host] = cachetools.LRUCache(maxsize=MAX_HOSTS)
+        self._hosts: cachetools.LRUCache[str, Host] = cachetools.LRUCache(maxsize=max_hosts)
         self._delayed = 0
         """Number of waits for the limits of all hosts since the last `drain_delayed`. Waits for forgotten hosts count too."""
 

@@ -11,6 +11,7 @@ more if these items have more than MAX_MERGED_SIZE.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -22,6 +23,19 @@ MIN_MERGED_SIZE = 64 * 1024
 MAX_MERGED_SIZE = 64 * 1024 * 1024
 """Maximum of bytes of items that one merge writes again and has in memory. A larger backlog stays in more segments. The space
 of a removed item is then freed when all other items of its segment were removed too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeBounds:
+    """The bounds of a merge. Each field has the meaning of the constant with its name."""
+
+    max_runs: int = MAX_RUNS
+    min_merged_size: int = MIN_MERGED_SIZE
+    max_merged_size: int = MAX_MERGED_SIZE
+
+
+BOUNDS = MergeBounds()
+"""The bounds of both lanes with state."""
 
 
 class StoredSegment(msgspec.Struct, array_like=True, gc=False):
@@ -38,7 +52,7 @@ class StoredSegment(msgspec.Struct, array_like=True, gc=False):
     """Bytes of the items that were not removed since."""
 
 
-def pick_compaction(segments: Mapping[int, StoredSegment]) -> tuple[list[int], int]:
+def pick_compaction(segments: Mapping[int, StoredSegment], bounds: MergeBounds = BOUNDS) -> tuple[list[int], int]:
     """Return the numbers of the segments to merge, and the level of the new segments. No numbers: nothing is to be merged.
 
     The levels are examined from the highest to the lowest. The segments of a level and of all lower levels, which are the
@@ -52,10 +66,10 @@ def pick_compaction(segments: Mapping[int, StoredSegment]) -> tuple[list[int], i
     for level in sorted({segment.level for segment in segments.values()}, reverse=True):
         newest = [number for number, segment in segments.items() if segment.level <= level]
         size, live = sum(segments[number].size for number in newest), sum(segments[number].live for number in newest)
-        if live > MAX_MERGED_SIZE:
+        if live > bounds.max_merged_size:
             continue
-        if len({segment.run for segment in segments.values() if segment.level == level}) >= MAX_RUNS:
+        if len({segment.run for segment in segments.values() if segment.level == level}) >= bounds.max_runs:
             return newest, level + 1
-        if size >= MIN_MERGED_SIZE and 2 * live < size:
+        if size >= bounds.min_merged_size and 2 * live < size:
             return newest, level
     return [], 0

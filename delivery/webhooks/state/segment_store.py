@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import cachetools
@@ -28,6 +29,19 @@ MAX_SEGMENT_BYTES = 128 * 1024
 for each owner that reads its items."""
 MAX_CACHED_BYTES = 32 * 1024 * 1024
 """Maximum of bytes of decoded segments that stay in memory during a decision, because neighbouring owners share segments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreBounds:
+    """The bounds of a segment store. Each field has the meaning of the constant with its name."""
+
+    max_segment_bytes: int = MAX_SEGMENT_BYTES
+    max_cached_bytes: int = MAX_CACHED_BYTES
+    merges: compaction.MergeBounds = compaction.BOUNDS
+
+
+BOUNDS = StoreBounds()
+"""The bounds of the retry lane's segment store."""
 
 
 class StoredItem(NamedTuple):
@@ -81,22 +95,25 @@ class SegmentStore:
     `read` returns the stored segment with a number, as bytes.
     """
 
-    def __init__(self, index: SegmentIndex, read: Callable[[int], bytes]) -> None:
+    def __init__(self, index: SegmentIndex, read: Callable[[int], bytes], bounds: StoreBounds = BOUNDS) -> None:
         self._index = index
+        self._max_bytes = bounds.max_segment_bytes
+        self._max_cached_bytes = bounds.max_cached_bytes
+        self._merges = bounds.merges
         self._new: dict[int, list[bytes]] = {}
         """Items of the slices that are not written yet, by negative number."""
         self._new_bytes: dict[int, int] = {}
         self._numbers = itertools.count(-1, -1)
         self._read = read
         self._cached: cachetools.LRUCache[int, _DecodedSegment] = cachetools.LRUCache(
-            MAX_CACHED_BYTES, lambda segment: segment.size
+            self._max_cached_bytes, lambda segment: segment.size
         )
         self._dropped: list[int] = []
 
     def append(self, slices: list[SegmentSlice], item: StoredItem) -> None:
         """Append an item to the list that consists of `slices`. Change `slices` in place."""
         last = slices[-1] if slices else None
-        if last is None or last.number >= 0 or self._new_bytes[last.number] + len(item.data) > MAX_SEGMENT_BYTES:
+        if last is None or last.number >= 0 or self._new_bytes[last.number] + len(item.data) > self._max_bytes:
             slices.append(self._new_slice([item]))
             return
         self._new[last.number].append(item.data)
@@ -106,7 +123,7 @@ class SegmentStore:
 
     def slices(self, items: Iterable[StoredItem]) -> list[SegmentSlice]:
         """Return new slices with these items, or no slices if there are no items. The owner puts them into one of its lists."""
-        return [self._new_slice(chunk) for chunk in chunking.chunks(items, lambda item: len(item.data), MAX_SEGMENT_BYTES)]
+        return [self._new_slice(chunk) for chunk in chunking.chunks(items, lambda item: len(item.data), self._max_bytes)]
 
     def items(self, slice_: SegmentSlice) -> list[bytes]:
         """Return the items of a slice that were not removed."""
@@ -150,7 +167,8 @@ class SegmentStore:
         Called once, at the end of the decision. Only the `changed` owners have new slices. `lists_of` returns the lists of an
         owner. Neighbouring slices of a list that are written are joined, up to MAX_SEGMENT_BYTES.
         """
-        numbers, level = compaction.pick_compaction(self._index.segments) if self._new or self._dropped else ([], 0)
+        is_changed = self._new or self._dropped
+        numbers, level = compaction.pick_compaction(self._index.segments, self._merges) if is_changed else ([], 0)
         owners = {*changed, *self._take_out(numbers, lists_of)}
         new = [(owner, slice_) for owner in sorted(owners) for slices in lists_of(owner) for slice_ in self._joined(slices)]
         return self._written(new, level), self._dropped
@@ -159,7 +177,7 @@ class SegmentStore:
         found = self._cached.get(number)
         if found is None:
             found = _decoded(self._read(number))
-            if found.size <= MAX_CACHED_BYTES:
+            if found.size <= self._max_cached_bytes:
                 self._cached[number] = found
         return found
 
@@ -226,7 +244,7 @@ class SegmentStore:
     def _written(self, new: list[tuple[str, SegmentSlice]], level: int) -> dict[int, bytes]:
         append: dict[int, bytes] = {}
         run = self._index.next_number
-        for chunk in chunking.chunks(new, lambda owned: self._new_bytes[owned[1].number], MAX_SEGMENT_BYTES):
+        for chunk in chunking.chunks(new, lambda owned: self._new_bytes[owned[1].number], self._max_bytes):
             number = self._index.next_number
             self._index.next_number += 1
             size = sum(self._new_bytes[slice_.number] for _, slice_ in chunk)

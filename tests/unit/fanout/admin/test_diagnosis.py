@@ -1,5 +1,6 @@
 """Findings of `fanout doctor` about the interpreter, the host name and an absent Kafka."""
 
+import functools
 import sys
 import sysconfig
 
@@ -8,7 +9,6 @@ from typer.testing import CliRunner
 
 from delivery.config import settings
 from delivery.stages import local_address
-from delivery.stages.kafka import topics
 from fanout.admin import diagnosis
 from fanout.cli import main
 
@@ -46,10 +46,9 @@ def test_the_area_of_a_setting_stays_in_the_advice(monkeypatch):
     assert "!!  kafka: correct the settings of [kafka]: addresses" in CliRunner().invoke(main.app, ["doctor"]).stdout
 
 
-def test_an_absent_kafka_is_shown_with_its_effect_on_start_and_job(monkeypatch):
+def test_an_absent_kafka_is_shown_with_its_effect_on_start_and_job():
     """Regression: the finding said that the job would wait, and a job that was started then ended."""
-    monkeypatch.setattr(topics, "TIMEOUT_S", 0.2)
     away = settings.Settings(kafka=settings.KafkaSettings(bootstrap_servers="127.0.0.1:1"))
-    [found] = diagnosis._findings(away, {"kafka": diagnosis._kafka})
+    [found] = diagnosis._findings(away, {"kafka": functools.partial(diagnosis._kafka, timeout_s=0.2)})
     assert not found.is_fine
     assert "A job that starts now ends with exit code 1; a running job waits for Kafka." in found.text

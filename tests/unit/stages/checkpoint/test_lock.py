@@ -38,17 +38,15 @@ def account(tmp_path):
     return tmp_path
 
 
-def test_a_command_is_refused_by_the_name_of_the_driver_that_renews(monkeypatch):
-    monkeypatch.setattr(election, "RETRY_S", 0.01)
-    holder = kubernetes_lease.Holder(OthersLease(), "me", pytest.fail)
+def test_a_command_is_refused_by_the_name_of_the_driver_that_renews():
+    holder = kubernetes_lease.Holder(OthersLease(), "me", pytest.fail, retry_s=0.01)
     with pytest.raises(errors.CheckpointInUse, match="driver other holds the Lease all and renews it: stop that driver first"):
         holder.acquire(threading.Event(), is_patient=False)
 
 
-def test_a_waiting_driver_names_the_holder_and_can_be_stopped(monkeypatch, caplog):
-    monkeypatch.setattr(election, "RETRY_S", 0.01)
+def test_a_waiting_driver_names_the_holder_and_can_be_stopped(caplog):
     stop, others = threading.Event(), OthersLease()
-    holder = kubernetes_lease.Holder(others, "me", pytest.fail)
+    holder = kubernetes_lease.Holder(others, "me", pytest.fail, retry_s=0.01)
     threading.Timer(0.2, stop.set).start()
     assert holder.acquire(stop) is False
     assert holder.pause_reason == "waits for the Lease all, held by other"
@@ -125,12 +123,11 @@ class TroubledLease:
         return self.record
 
 
-def test_each_problem_of_a_renewal_is_logged_once(monkeypatch, caplog):
+def test_each_problem_of_a_renewal_is_logged_once(caplog):
     """Regression: a conflict was not logged, and hid the API server's absence until the driver killed itself."""
-    monkeypatch.setattr(election, "RETRY_S", 0.001)
     conflict, away = cluster.Conflict(), cluster.Unavailable("1.2.3.4:443 does not answer")
     leases = TroubledLease(conflict, conflict, away, away)  # a conflict is tried again at once
-    holder = kubernetes_lease.Holder(leases, "me", pytest.fail)
+    holder = kubernetes_lease.Holder(leases, "me", pytest.fail, retry_s=0.001)
     assert holder.acquire(threading.Event())
     try:
         assert leases.is_renewed.wait(5)

@@ -75,7 +75,7 @@ class Lane:
         self.answers, self.asked = threading.Event(), threading.Semaphore(0)
         self.watch = health.Watch(pause_reason=lambda: None, stop=self.stop)
         self.paused = paused_topics.PausedTopics(
-            None, "/c/direct", self.watch, self.stop, self._ask, clock=lambda: self.clock.now
+            None, "/c/direct", self.watch, self.stop, self._ask, clock=lambda: self.clock.now, ask_s=0.001
         )
         self.paused._file = self.file
 
@@ -85,9 +85,7 @@ class Lane:
 
 
 @pytest.fixture
-def lane(monkeypatch):
-    monkeypatch.setattr(paused_topics, "ASK_S", 0.001)
-    monkeypatch.setattr(paused_topics, "POLL_S", 0.001)
+def lane():
     made = Lane()
     yield made
     made.stop.set()

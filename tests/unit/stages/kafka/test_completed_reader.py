@@ -110,8 +110,7 @@ def test_a_topic_that_kafka_refuses_to_describe_is_not_taken_as_empty():
 
 
 def test_a_lane_starts_without_the_results_that_kafka_does_not_send(monkeypatch, caplog):
-    monkeypatch.setattr(completed_reader, "READ_S", 0.0)
     monkeypatch.setattr(confluent_kafka, "Consumer", lambda _: StoppedConsumer())
     work_log = completed_reader.CompletedWork(client={}, topics=plan_builder.plan_of(settings.Settings()).topics, since_ms=0)
-    assert completed_reader.read(work_log) == frozenset()
+    assert completed_reader.read(work_log, completed_reader.ReadBounds(read_s=0.0)) == frozenset()
     assert "may be sent again, with the same webhook-id" in caplog.text

@@ -55,7 +55,7 @@ AWAY = (KafkaError._MSG_TIMED_OUT, None)
 def write(monkeypatch):
     """Write batches of these events to a Kafka that gives these answers; return the results and what was asked of Kafka."""
 
-    def begin(batches, *answers):
+    def begin(batches, *answers, **options):
         begin.producer = Producer(*answers)
         begin.forgotten = []
         monkeypatch.setattr(event_writer, "_producer", made := lambda _: begin.producer)
@@ -66,7 +66,7 @@ def write(monkeypatch):
             )
             for offset, events in enumerate(batches)
         ]
-        return event_writer.take_apart(found, event_writer.to({}))
+        return event_writer.take_apart(found, event_writer.to({}), **options)
 
     return begin
 
@@ -91,10 +91,9 @@ def test_a_batch_that_kafka_refuses_for_good_is_rejected_and_no_other(write):
 
 
 def test_a_task_holds_the_events_of_some_batches_at_once(write, monkeypatch):
-    monkeypatch.setattr(event_writer, "GROUP_BYTES", 3000)
     asked, flush = [], Producer.flush
     monkeypatch.setattr(Producer, "flush", lambda self, s: asked.append(len(self._reports)) or flush(self, s))
-    results = write([[b"1"], [b"2"], [b"3"], [b"4"], [b"5"]], *map(placed, range(5)))
+    results = write([[b"1"], [b"2"], [b"3"], [b"4"], [b"5"]], *map(placed, range(5)), group_bytes=3000)
     assert asked == [2, 2, 1]
     assert [batch.record.offset for batch in results.batch_records] == [0, 1, 2, 3, 4]
 

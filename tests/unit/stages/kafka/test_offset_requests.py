@@ -7,8 +7,10 @@ from delivery.stages.kafka import offset_requests
 
 PLACE = TopicPartition("orders", 0, 1000)
 REQUESTS = {
-    "first_and_end": lambda consumer, timeout_s: offset_requests.first_and_end(consumer, "orders", 0, timeout_s=timeout_s),
-    "first_since": lambda consumer, timeout_s: offset_requests.first_since(consumer, [PLACE], timeout_s=timeout_s),
+    "first_and_end": lambda consumer, timeout_s: offset_requests.first_and_end(
+        consumer, "orders", 0, timeout_s=timeout_s, wait_s=0
+    ),
+    "first_since": lambda consumer, timeout_s: offset_requests.first_since(consumer, [PLACE], timeout_s=timeout_s, wait_s=0),
 }
 
 
@@ -28,11 +30,6 @@ class Consumer:
         if self.failures:
             raise self.failures.pop(0)
         return found
-
-
-@pytest.fixture(autouse=True)
-def without_waiting(monkeypatch):
-    monkeypatch.setattr(offset_requests, "WAIT_S", 0)
 
 
 @pytest.mark.parametrize("request_offsets", REQUESTS.values(), ids=REQUESTS)

@@ -32,14 +32,16 @@ def test_a_refusal_is_not_taken_for_an_absence(code, message):
 @pytest.fixture
 def stalled(monkeypatch):
     """Connection settings of a Kafka that has listed its topics, none, and answers nothing more."""
-    monkeypatch.setattr(topics, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(topics.AdminClient, "list_topics", lambda *_, **__: SimpleNamespace(topics={}))
     return settings.KafkaSettings(bootstrap_servers="127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
     "request_of",
-    [lambda kafka: topics.ensure(kafka, ["retries"], 1), lambda kafka: topics.require_room(kafka, "retries")],
+    [
+        lambda kafka: topics.ensure(kafka, ["retries"], 1, timeout_s=0.2),
+        lambda kafka: topics.require_room(kafka, "retries", timeout_s=0.2),
+    ],
     ids=["ensure", "require_room"],
 )
 def test_a_kafka_that_stalls_is_reported_as_unavailable(stalled, request_of):
@@ -48,10 +50,15 @@ def test_a_kafka_that_stalls_is_reported_as_unavailable(stalled, request_of):
         request_of(stalled)
 
 
-def test_a_start_without_kafka_says_that_the_job_did_not_start(stalled):
+def test_a_start_without_kafka_says_that_the_job_did_not_start(monkeypatch):
     """Regression: the message of the start left open if the job waits for Kafka, as a running job does."""
+
+    def list_topics(*_, **__):
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    monkeypatch.setattr(topics.AdminClient, "list_topics", list_topics)
     with pytest.raises(errors.KafkaUnavailable, match=r"does not answer .* The job did not start; only a running job waits"):
-        topics.prepare(settings.Settings(kafka=stalled))
+        topics.prepare(settings.Settings(kafka=settings.KafkaSettings(bootstrap_servers="127.0.0.1:1")))
 
 
 @pytest.mark.parametrize("name", ["attempts", "dead-letters", "rejected-events", "retries"])
@@ -76,9 +83,8 @@ def test_a_new_topic_without_partitions_in_the_metadata_is_awaited(monkeypatch):
     assert next(leaders, None) is None
 
 
-def test_topics_without_a_leader_are_named_and_no_right_is_blamed(monkeypatch):
+def test_topics_without_a_leader_are_named_and_no_right_is_blamed():
     """Regression: the message said that Kafka refused the request, and asked for a right."""
-    monkeypatch.setattr(topics, "LEADERS_WITHIN_S", 0)
     unknown = SimpleNamespace(list_topics=lambda **_: SimpleNamespace(topics={}))
     with pytest.raises(errors.KafkaUnavailable, match=r"created the topics a, b, and they have no leader after 0 s: check"):
-        topics._await_leaders(unknown, {"b", "a"}, "kafka:9092")
+        topics._await_leaders(unknown, {"b", "a"}, "kafka:9092", within_s=0)

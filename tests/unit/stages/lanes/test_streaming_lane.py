@@ -98,6 +98,7 @@ def lane():
         stop=threading.Event(),
         watch=watch,
         is_kafka_back=pytest.fail,
+        ask_s=0,
     )
     lane.reached = reached
     return lane
@@ -170,7 +171,6 @@ class Run:
     def __init__(self, lane, monkeypatch, *queries, answers=()):
         self.planned, self.asked = 0, 0
         self._lane, self._queries, self._answers = lane, queries, iter(answers)
-        monkeypatch.setattr(streaming_lane, "ASK_S", 0)
         monkeypatch.setattr(lane, "_run_query", self._run_query)
         lane._is_kafka_back = self._ask
 

@@ -84,17 +84,32 @@ def test_a_stranger_cannot_make_the_driver_reserve_memory(both_ends):
 
 
 @pytest.fixture
-def listening():
-    listening = task_server.TaskServer(
-        lambda known: messages.DriverUpdate(base_id="b1", is_paused=known.base_id == ""),
-        {("t", 0): 5},
-        bind="127.0.0.1",
-        host="127.0.0.1",
-        clock=lambda: NOW[0],
-    )
+def listen():
+    """Start a server with these bounds."""
+    started = []
+
+    def start(**bounds):
+        started.append(
+            task_server.TaskServer(
+                lambda known: messages.DriverUpdate(base_id="b1", is_paused=known.base_id == ""),
+                {("t", 0): 5},
+                bind="127.0.0.1",
+                host="127.0.0.1",
+                clock=lambda: NOW[0],
+                **bounds,
+            )
+        )
+        return started[-1]
+
     NOW[0] = 0.0
-    yield listening
-    listening.close()
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def listening(listen):
+    return listen()
 
 
 NOW = [0.0]
@@ -166,14 +181,15 @@ def test_the_first_fault_stays_the_answer_after_the_end_of_the_query(listening, 
     assert listening.fault() == "task 3 has not reported for 10 s"
 
 
-def test_a_task_that_stops_may_be_silent(listening, monkeypatch):
-    monkeypatch.setattr(channel, "CONNECT_S", 0.05)
+def test_a_task_that_stops_may_be_silent(listen):
+    connect_s = 0.05
+    listening = listen(connect_s=connect_s)
     link = channel.connect(listening.address)
     listening.stop_tasks()
     assert exchange(link).is_stopping
     NOW[0] = task_server.UNRESPONSIVE_S + 1
     assert listening.fault() is None
-    threading.Event().wait(4 * channel.CONNECT_S)  # longer than any other message may take
+    threading.Event().wait(4 * connect_s)  # longer than any other message may take
     link.send(dataclasses.replace(FIRST, state=messages.TaskState.STOPPED))
     assert_becomes(lambda: listening.running_tasks, 0)
     assert listening.fault() is None
@@ -187,11 +203,10 @@ def test_only_a_receipt_for_more_than_before_is_an_advance(listening, linked, fi
     assert listening.has_advanced is has_advanced
 
 
-def test_a_connection_above_the_bound_is_closed_and_logged(listening, monkeypatch, caplog):
+def test_a_connection_above_the_bound_is_closed_and_logged(listen, caplog):
     """Regression: the driver closed such a connection without a line in its log."""
-    monkeypatch.setattr(task_server, "MAX_CONNECTIONS", 0)
     with pytest.raises(channel.ChannelBroken):
-        channel.connect(listening.address)
+        channel.connect(listen(max_connections=0).address)
     assert_becomes(
         lambda: ["from 127.0.0.1: the driver has more than 0 threads (MAX_CONNECTIONS)" in line for line in caplog.messages],
         [True],

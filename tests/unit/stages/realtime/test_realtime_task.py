@@ -11,7 +11,7 @@ import pytest
 from delivery import errors
 from delivery.config import plan_builder, settings
 from delivery.registry_model import SubscriptionStatus
-from delivery.stages.realtime import deliver_realtime, messages, realtime_task, task_server
+from delivery.stages.realtime import deliver_realtime, messages, task_server
 from delivery.stages.tasks import deliver_events, task_context
 from delivery.webhooks.lanes import realtime_lane
 from tests.support import builders
@@ -66,12 +66,12 @@ class TaskDriver:
             sink=lambda: self.writing,
             write_events=lambda records: self.writing.story.extend(event.value for event in records) or {},
         )
-        return deliver_realtime.DeliverRealtime(tools=tools, driver=self.server.address, stop_within_s=0)(batches)
+        address = self.server.address
+        return deliver_realtime.DeliverRealtime(tools=tools, driver=address, stop_within_s=0, stopped_s=0.0)(batches)
 
 
 @pytest.fixture
-def start_driver(monkeypatch):
-    monkeypatch.setattr(realtime_task, "STOPPED_S", 0.0)
+def start_driver():
     handler, drivers = signal.getsignal(signal.SIGHUP), []
 
     def start(*paused):

@@ -34,7 +34,6 @@ STOPPED = errors.KafkaUnavailable("not read to its end")
 @pytest.fixture
 def receipts(monkeypatch):
     """Read receipts from an attempts topic that gives `tries`: for each read its messages, and an error that ends the read."""
-    monkeypatch.setattr(start_offsets, "RETRY_S", 0.0)
     monkeypatch.setattr(confluent_kafka, "Consumer", lambda _: SimpleNamespace(close=lambda: None))
 
     def read(*tries):
@@ -47,7 +46,7 @@ def receipts(monkeypatch):
                 yield step
 
         monkeypatch.setattr(completed_reader, "messages", messages)
-        return start_offsets._receipts_patiently(ASKED, lambda _: True)
+        return start_offsets._receipts_patiently(ASKED, lambda _: True, start_offsets.ReceiptBounds(retry_s=0.0))
 
     return read
 
@@ -116,7 +115,7 @@ def lane(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "metadata").write_text('{"id":"1"}')
     monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda *_: ({}, 0))
-    monkeypatch.setattr(completed_reader, "read", lambda _: frozenset())
+    monkeypatch.setattr(completed_reader, "read", lambda *_: frozenset())
     return folder
 
 

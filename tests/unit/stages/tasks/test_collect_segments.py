@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from delivery.config import plan_builder, settings
-from delivery.stages.tasks import arrow, collect_segments, deliver_events, task_context
+from delivery.stages.tasks import collect_segments, deliver_events, task_context
 from delivery.webhooks.routing import registries
 from delivery.webhooks.state import pickling
 from tests.support import builders, sinks
@@ -42,12 +42,11 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
     assert sorted(seen) == sorted(written) == expected
 
 
-def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size(monkeypatch):
-    monkeypatch.setattr(arrow, "MAX_BATCH_BYTES", 1000)
+def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size():
     rows = [collect_segments.RoutedRow(7, value=b"x" * size) for size in (400, 600, 1, 5000, 999)] + [
         collect_segments.RoutedRow(8)
     ]
-    batches = list(collect_segments.written(rows))
+    batches = list(collect_segments.written(rows, max_bytes=1000))
     assert [[len(value or b"") for value in batch.column("value").to_pylist()] for batch in batches] == [
         [400, 600],
         [1],

@@ -2,7 +2,9 @@
 
 from delivery.model import LeaveReason
 from delivery.webhooks.batching import batcher, segment
+from delivery.webhooks.batching.batcher import BatchingBounds
 from delivery.webhooks.state import compaction
+from delivery.webhooks.state.compaction import MergeBounds
 from tests.support import builders
 from tests.support.batches import events, ids, pending_batch
 from tests.support.shards import Shard
@@ -120,9 +122,9 @@ def test_a_long_wait_rewrites_little_and_keeps_few_segments():
     assert ids(batch) == [event.event_id for event in of]
 
 
-def test_sent_events_in_an_old_segment_are_not_sent_again(monkeypatch):
-    monkeypatch.setattr(compaction, "MIN_MERGED_SIZE", 1)
-    shard, back = Shard(), pending_batch(*events(1), endpoint="hasty")
+def test_sent_events_in_an_old_segment_are_not_sent_again():
+    shard = Shard(bounds=BatchingBounds(merges=MergeBounds(min_merged_size=1)))
+    back = pending_batch(*events(1), endpoint="hasty")
     patient = pending_batch(*events(9), endpoint="patient", max_wait_ms=10**9)
     [both] = [written for written, _ in segment.encoded([patient, pending_batch(*events(5), endpoint="hasty")])]
     shard.decide([both], now_ms=NOW)
@@ -146,12 +148,12 @@ def test_sent_events_leave_the_segments_that_they_shared():
         assert turn < 10 or shard.bytes_kept() < 400_000
 
 
-def test_a_backlog_after_an_outage_is_sent_in_bounded_parts(monkeypatch):
+def test_a_backlog_after_an_outage_is_sent_in_bounded_parts():
     shard, number = Shard(), 12
     for turn in range(number):
         [event] = events(1, record=builders.record(appended_at_ms=NOW + number - turn), data=b'"' + b"x" * 1000 + b'"')
         shard.step([pending_batch(event, endpoint=f"ep{turn:02}")], now_ms=NOW)
-    monkeypatch.setattr(batcher, "MAX_SENT_BYTES", shard.index.totals()[1] // 4)
+    shard.bounds = BatchingBounds(max_sent_bytes=shard.index.totals()[1] // 4)
     left = []
     while not shard.is_empty():
         left.append([batch.endpoint_id for batch in shard.step([], now_ms=NOW + 10**6)])
@@ -159,9 +161,8 @@ def test_a_backlog_after_an_outage_is_sent_in_bounded_parts(monkeypatch):
     assert left == [["ep09", "ep10", "ep11"], ["ep06", "ep07", "ep08"], ["ep03", "ep04", "ep05"], ["ep00", "ep01", "ep02"]]
 
 
-def test_a_full_batch_without_room_is_due_at_once(monkeypatch):
-    monkeypatch.setattr(batcher, "MAX_SENT_BYTES", 1)
-    shard = Shard()
+def test_a_full_batch_without_room_is_due_at_once():
+    shard = Shard(bounds=BatchingBounds(max_sent_bytes=1))
     both = [pending_batch(*events(2), endpoint=name, max_events=3) for name in ("ep1", "ep2")]
     shard.step(both, now_ms=NOW)
     [first] = shard.step([pending_batch(*events(1), endpoint=name, max_events=3) for name in ("ep1", "ep2")], now_ms=NOW)
@@ -171,23 +172,27 @@ def test_a_full_batch_without_room_is_due_at_once(monkeypatch):
     assert batcher.backlog_of(shard.last).due_ms is None
 
 
-def test_an_immediate_flush_is_sent_despite_a_full_decision(monkeypatch):
-    monkeypatch.setattr(batcher, "MAX_SENT_BYTES", 1)
-    shard = Shard()
+def test_an_immediate_flush_is_sent_despite_a_full_decision():
+    shard = Shard(bounds=BatchingBounds(max_sent_bytes=1))
     shard.step([pending_batch(*events(1), endpoint=name) for name in ("ep1", "ep2")], now_ms=NOW)
     passing = [pending_batch(*events(2), endpoint=name, mark=segment.Mark.IMMEDIATE) for name in ("ep3", "ep4")]
     assert [batch.endpoint_id for batch in shard.step(passing, now_ms=NOW + 1000)] == ["ep1", "ep3", "ep4"]
 
 
-def test_a_segment_is_read_once_for_all_endpoints_and_not_kept(monkeypatch):
+def test_a_segment_is_read_once_for_all_endpoints_and_not_kept():
     """Each of a thousand segments has events of three endpoints. Decoded segments that were kept filled the memory."""
-    monkeypatch.setattr(batcher, "MAX_SEGMENT_BYTES", 3 * segment.item(builders.event(), NOW).size)
-    shard, read = Shard(), []
+    shard = Shard(bounds=BatchingBounds(max_segment_bytes=3 * segment.item(builders.event(), NOW).size))
+    read = []
     [packed] = [
         written for written, _ in segment.encoded([pending_batch(*events(1), endpoint=f"ep{n:04}") for n in range(3000)])
     ]
     shard.decide([packed], now_ms=NOW)
-    deciding = batcher._Batcher(shard.index, lambda number: read.append(number) or shard.segments[number], NOW + 1000)
+
+    def read_segment(number):
+        read.append(number)
+        return shard.segments[number]
+
+    deciding = batcher._Batcher(shard.index, read_segment, NOW + 1000, shard.bounds)
     open_, take = [], deciding._remove_from_segment
 
     def counted(number, key):
@@ -201,9 +206,9 @@ def test_a_segment_is_read_once_for_all_endpoints_and_not_kept(monkeypatch):
     assert (max(open_), open_[-1]) == (1, 0)
 
 
-def test_a_backlog_too_large_to_merge_is_still_sent(monkeypatch):
-    shard, of = Shard(), events(60)
-    monkeypatch.setattr(compaction, "MAX_MERGED_SIZE", 10 * segment.item(of[0], NOW).size)
+def test_a_backlog_too_large_to_merge_is_still_sent():
+    of = events(60)
+    shard = Shard(bounds=BatchingBounds(merges=MergeBounds(max_merged_size=10 * segment.item(of[0], NOW).size)))
     written = []
     for event in of:
         shard.step([pending_batch(event, max_wait_ms=10**9)], now_ms=NOW)

@@ -202,11 +202,10 @@ def test_an_unforeseen_error_rejects_one_record_only(monkeypatch, caplog):
     assert "unforeseen" in caplog.text
 
 
-def test_full_batches_leave_memory_early(monkeypatch):
-    monkeypatch.setattr(segment, "MAX_BYTES", 20_000)
+def test_full_batches_leave_memory_early():
     collector = batch_collect.Collector(
         registries.WholeRegistry("base", snapshot(endpoint(batching=Batching(max_events=10)))), parsing.Layout(),
-        shards=4, now_ms=NOW_MS,
+        shards=4, now_ms=NOW_MS, max_segment_bytes=20_000,
     )  # fmt: skip
     assert asyncio.run(collector.add(records(5))).rows == []
     rows = asyncio.run(collector.add(records(200))).rows

@@ -32,10 +32,10 @@ NO_RETRY = backoff.QuickRetry(max_attempts=1)
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 
 
-def deliver(snapshot, *batches, answers=(200,), quick_retry=NO_RETRY, network=None, suppressed=(), looked_up=None):
+def deliver(snapshot, *batches, answers=(200,), quick_retry=NO_RETRY, network=None, suppressed=(), looked_up=None, **options):
     """Deliver each pending batch as a batch, by the registry `looked_up` if given, else by the snapshot.
 
-    Return the results and the requests that were sent.
+    `options` are the lane's own. Return the results and the requests that were sent.
     """
     clock, network = fakes.Clock(), network or fakes.FakeTransport(*answers)
 
@@ -43,7 +43,7 @@ def deliver(snapshot, *batches, answers=(200,), quick_retry=NO_RETRY, network=No
         posting = sender.Sender(network, guard.Guard(), timeout_s=2, clock=clock)
         dispatcher, deferrals = fast_lane(posting, clock, suppressed=suppressed, quick_retry=quick_retry)
         known = looked_up or registries.WholeRegistry("base", snapshot)
-        lane = batch_lane.BatchLane(known, dispatcher, deferrals)
+        lane = batch_lane.BatchLane(known, dispatcher, deferrals, **options)
         first = await lane.submit([sent(batch) for batch in batches])
         rest = await lane.finish()
         return dataclasses.replace(rest, batches=first.batches + rest.batches)
@@ -283,7 +283,6 @@ def test_unreadable_events_of_a_batch_fail_the_task(monkeypatch):
 
 
 def test_waiting_bodies_are_bounded_and_all_are_sent(monkeypatch):
-    monkeypatch.setattr(batch_lane, "MAX_UNSETTLED_BYTES", 3500)
     network, waiting = fakes.FakeTransport(200), []
     make = batch_payload.content
 
@@ -300,7 +299,8 @@ def test_waiting_bodies_are_bounded_and_all_are_sent(monkeypatch):
 
     monkeypatch.setattr(batch_payload, "content", counted)
     monkeypatch.setattr(network, "post", post_late)
-    results, posted = deliver(registry(), *(pending_batch(*events(5)) for _ in range(30)), network=network)
+    batches = [pending_batch(*events(5)) for _ in range(30)]
+    results, posted = deliver(registry(), *batches, network=network, max_unsettled_bytes=3500)
     assert (len(posted), len(results.batches)) == (30, 30)
     assert 1 < max(waiting) < 6  # of some 700 bytes each
 

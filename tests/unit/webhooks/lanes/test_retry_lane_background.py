@@ -136,12 +136,11 @@ def test_a_lease_after_the_stop_is_requeued_at_once():
     asyncio.run(main())
 
 
-def test_leases_beyond_the_memory_bound_are_requeued(monkeypatch):
-    monkeypatch.setattr(memory_budget, "MAX_IN_FLIGHT_BYTES", 3 * memory_budget.ENTRY_BYTES)
+def test_leases_beyond_the_memory_bound_are_requeued():
     others = [lease(waiting(through=("s2",)), endpoint="ep2", order_key=str(n)) for n in range(20)]
 
     async def main():
-        hanging = Hanging()
+        hanging = Hanging(max_in_flight_bytes=3 * memory_budget.ENTRY_BYTES)
         first = await hanging.micro_batch(lease(), *others, room_s=60)  # a lease of `others` ends at once, on any machine
         assert sum(report.delivered for report in first.reports) == 20
         refused = await hanging.micro_batch(lease(waiting(), waiting(), order_key="k", number=3))

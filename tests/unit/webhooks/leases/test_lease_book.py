@@ -59,13 +59,12 @@ def test_ended_leases_are_drained_once_in_order():
     assert (book.has_ended, book.drain_ended()) == (False, [])
 
 
-def test_memory_is_waited_for_while_leases_end(monkeypatch):
+def test_memory_is_waited_for_while_leases_end():
     entry_bytes = waiting(packed=[]).written_bytes + memory_budget.ENTRY_BYTES
-    monkeypatch.setattr(memory_budget, "MAX_IN_FLIGHT_BYTES", 3 * entry_bytes)
     small, large = lease(waiting(packed=[])), lease(waiting(packed=[]), waiting(packed=[]))
 
     async def main():
-        budget, waits = memory_budget.MemoryBudget(), []
+        budget, waits = memory_budget.MemoryBudget(max_bytes=3 * entry_bytes), []
         assert budget.has_room(lease(*(waiting(packed=[]) for _ in range(9)))), "a single lease always fits"
         held = [budget.reserve(large), budget.reserve(small)]
 
@@ -91,11 +90,10 @@ def test_memory_is_waited_for_while_leases_end(monkeypatch):
     asyncio.run(main())
 
 
-def test_the_bytes_of_leases_include_the_attempt_histories(monkeypatch):
+def test_the_bytes_of_leases_include_the_attempt_histories():
     """Regression: ENTRY_BYTES stood for a history that may have ten times as many bytes, so a worker held too much."""
-    monkeypatch.setattr(memory_budget, "MAX_IN_FLIGHT_BYTES", 30_000)
     history = tuple(failed_attempt(number, response=b"x" * 1024) for number in range(1, 11))
-    budget, begun = memory_budget.MemoryBudget(), lease(waiting(history=history))
+    budget, begun = memory_budget.MemoryBudget(max_bytes=30_000), lease(waiting(history=history))
     assert budget.reserve(begun) > 10 * 1024
     assert budget.has_room(begun)
     budget.reserve(begun)

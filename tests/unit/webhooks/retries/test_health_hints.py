@@ -6,9 +6,9 @@ from tests.support import builders, fakes
 FIRST, SECOND = builders.endpoint("ep1"), builders.endpoint("ep2")
 
 
-def acceptances(seconds):
+def acceptances(seconds, **options):
     """Return Acceptances whose random intervals are three quarters of the longest one."""
-    return health_hints.Acceptances(seconds, fakes.Middle())
+    return health_hints.Acceptances(seconds, fakes.Middle(), **options)
 
 
 def test_the_first_acceptance_is_reported_at_once():
@@ -29,9 +29,8 @@ def test_hints_of_many_endpoints_spread_out_and_are_never_late():
     assert sum(counts) >= 100
 
 
-def test_the_number_of_remembered_endpoints_is_bounded(monkeypatch):
-    monkeypatch.setattr(health_hints, "MAX_KNOWN", 2)
-    hints = acceptances(80.0)
+def test_the_number_of_remembered_endpoints_is_bounded():
+    hints = acceptances(80.0, max_known=2)
     third = builders.endpoint("ep3")
     assert hints.to_report([FIRST, SECOND], 1000.0) == [FIRST, SECOND]
     assert hints.to_report([third], 1001.0) == [third]

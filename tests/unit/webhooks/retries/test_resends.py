@@ -6,7 +6,8 @@ from delivery.model import SkipReason
 from delivery.registry_model import CustomerId, EndpointId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import retry_reasons
-from delivery.webhooks.retries import resends, retry_messages
+from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries.leasing_bounds import LeasingBounds
 from tests.support import builders
 from tests.support.retries import (
     DAY_MS,
@@ -220,10 +221,10 @@ def test_an_unreadable_entry_disturbs_no_resend():
     assert events_of(lease.entries) == events_of([scheduled])
 
 
-def test_the_search_is_bounded_and_begins_with_what_is_due_first(monkeypatch):
+def test_the_search_is_bounded_and_begins_with_what_is_due_first():
     """Beyond the bound, a resend is an entry beside the one that waits: each goes out."""
-    monkeypatch.setattr(resends, "MAX_SEARCHED_BYTES", 1)
-    shard, soon, late = Shard(), waiting(again_at_ms=NOW + HOUR_MS), waiting(again_at_ms=NOW + 2 * DAY_MS)
+    shard = Shard(bounds=LeasingBounds(max_searched_bytes=1))
+    soon, late = waiting(again_at_ms=NOW + HOUR_MS), waiting(again_at_ms=NOW + 2 * DAY_MS)
     shard.step(postponed(late, soon), now_ms=NOW)
     [first], [_] = split(shard.step(resend_of(soon), now_ms=NOW + 1000))
     shard.step(accepted(first), now_ms=NOW + 1000)

@@ -4,8 +4,9 @@ import pytest
 
 from delivery import errors
 from delivery.webhooks.policy import retry_reasons
-from delivery.webhooks.retries import fifo, shard_scheduler
+from delivery.webhooks.retries import shard_scheduler
 from delivery.webhooks.retries.endpoint_state import EndpointState
+from delivery.webhooks.retries.leasing_bounds import LeasingBounds
 from tests.support.retries import (
     DAY_MS,
     NOW,
@@ -242,9 +243,9 @@ def test_after_a_failed_probe_another_entry_is_the_next_probe():
     assert ids(*probes) == events_of([*entries, entries[0]])
 
 
-def test_the_bytes_of_a_lease_with_several_entries_are_bounded(monkeypatch):
-    shard, small, large = Shard(), [entry(payload=b"1" * 200) for _ in range(4)], entry(payload=b"1" * 5000)
-    monkeypatch.setattr(fifo, "MAX_LEASE_BYTES", 3 * small[0].written_bytes)
+def test_the_bytes_of_a_lease_with_several_entries_are_bounded():
+    small, large = [entry(payload=b"1" * 200) for _ in range(4)], entry(payload=b"1" * 5000)
+    shard = Shard(bounds=LeasingBounds(max_lease_bytes=3 * small[0].written_bytes))
     sizes, leases = [], shard.step(postponed(*small, large, small[0]), now_ms=NOW)
     while leases:
         sizes += [len(lease.entries) for lease in leases]
@@ -252,9 +253,8 @@ def test_the_bytes_of_a_lease_with_several_entries_are_bounded(monkeypatch):
     assert sizes == [3, 1, 1, 1]
 
 
-def test_entries_beyond_a_decisions_bytes_are_due_at_once(monkeypatch):
-    monkeypatch.setattr(shard_scheduler, "MAX_LEASED_BYTES", 1)
-    shard = Shard()
+def test_entries_beyond_a_decisions_bytes_are_due_at_once():
+    shard = Shard(bounds=LeasingBounds(max_leased_bytes=1))
     names = [f"ep{number}" for number in range(5)]
     leases = shard.step(*(postponed(*(entry() for _ in range(40)), endpoint=name) for name in names), now_ms=NOW)
     asked = []

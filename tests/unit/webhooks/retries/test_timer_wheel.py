@@ -21,13 +21,14 @@ class CountingStore(segment_store.SegmentStore):
 class Kept:
     """A timer wheel whose segments are written after each step. A step may append each entry once."""
 
-    def __init__(self):
+    def __init__(self, max_due_bytes=timer_wheel.MAX_DUE_BYTES, bounds=segment_store.BOUNDS):
+        self.max_due_bytes, self.bounds = max_due_bytes, bounds
         self.buckets, self.index, self.segments = {}, segment_store.SegmentIndex(), {}
         self.waiting = self.written = self.appended = 0
 
     def step(self, *entries, now_ms):
-        store = CountingStore(self.index, self.segments.__getitem__)
-        woken = list(timer_wheel.remove_due(self.buckets, store, now_ms))
+        store = CountingStore(self.index, self.segments.__getitem__, self.bounds)
+        woken = list(timer_wheel.remove_due(self.buckets, store, now_ms, self.max_due_bytes))
         for each in entries:
             timer_wheel.add(self.buckets, store, each, now_ms)
         self.waiting += len(entries) - len(woken)
@@ -142,10 +143,8 @@ def test_the_number_of_buckets_does_not_grow_with_the_entries():
     assert len(kept.buckets) < 130
 
 
-def test_one_call_removes_bounded_bytes_and_others_stay_due(monkeypatch):
-    monkeypatch.setattr(timer_wheel, "MAX_DUE_BYTES", 10_000)
-    monkeypatch.setattr(segment_store, "MAX_SEGMENT_BYTES", 5_000)
-    kept = Kept()
+def test_one_call_removes_bounded_bytes_and_others_stay_due():
+    kept = Kept(max_due_bytes=10_000, bounds=segment_store.StoreBounds(max_segment_bytes=5_000))
     kept.step(*(timer_entry(NOW + 5000, size=1000) for _ in range(40)), now_ms=NOW)
     woken = []
     while kept.buckets:

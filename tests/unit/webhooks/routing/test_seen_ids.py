@@ -45,9 +45,8 @@ def test_a_tenant_reuses_an_id_if_only_the_middle_of_a_payload_differs():
     assert [seen.is_reused_by_its_tenant(event(data=data)) for data in (LONG, MIDDLE, LONG)] == [False, True, False]
 
 
-def test_the_memory_is_bounded_and_keeps_the_last_ids(monkeypatch):
-    monkeypatch.setattr(seen_ids, "MAX_IDS", 10)
-    seen = seen_ids.SeenIds()
+def test_the_memory_is_bounded_and_keeps_the_last_ids():
+    seen = seen_ids.SeenIds(max_ids=10)
     for number in range(1_000):
         seen.add(event(f"e{number}"))
         assert len(seen._all) <= 20

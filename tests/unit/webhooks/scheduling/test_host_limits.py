@@ -129,9 +129,8 @@ def test_an_abandoned_micro_batch_frees_its_host_capacity():
     assert took_s < 1
 
 
-def test_a_wait_for_a_host_that_was_forgotten_since_still_counts(monkeypatch):
-    monkeypatch.setattr(host_limits, "MAX_HOSTS", 1)
-    known = host_limits.Hosts(limits.Limits(max_per_host=1), clock=lambda: 0.0)
+def test_a_wait_for_a_host_that_was_forgotten_since_still_counts():
+    known = host_limits.Hosts(limits.Limits(max_per_host=1), clock=lambda: 0.0, max_hosts=1)
     known.host_of(f"{VICTIM}/").count_delay()
     known.host_of("https://other.example/").count_delay()
     assert [known.drain_delayed(), known.drain_delayed()] == [2, 0]

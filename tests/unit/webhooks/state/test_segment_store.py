@@ -2,22 +2,24 @@
 
 import tracemalloc
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivery.webhooks.state import compaction, segment_store
+from delivery.webhooks.state import segment_store
+from delivery.webhooks.state.compaction import MergeBounds
+from delivery.webhooks.state.segment_store import StoreBounds
 
 
 class Kept:
     """The lists of some owners, in a segment store whose segments are written after each step."""
 
-    def __init__(self):
+    def __init__(self, bounds=segment_store.BOUNDS):
+        self.bounds = bounds
         self.index, self.segments, self.owners = segment_store.SegmentIndex(), {}, {}
         self.read, self.written = [], 0
 
     def store(self):
-        return segment_store.SegmentStore(self.index, self._read)
+        return segment_store.SegmentStore(self.index, self._read, self.bounds)
 
     def write(self, store, *changed):
         append, drop = store.write(changed, lambda owner: [self.owners.setdefault(owner, [])])
@@ -56,9 +58,8 @@ def test_items_keep_their_order_and_removed_items_are_gone():
     assert (kept.items("a"), len(kept.segments)) == ([b"3"], 1)
 
 
-def test_inserted_items_stay_in_front_after_a_merge(monkeypatch):
-    monkeypatch.setattr(compaction, "MAX_RUNS", 2)
-    kept = Kept()
+def test_inserted_items_stay_in_front_after_a_merge():
+    kept = Kept(StoreBounds(merges=MergeBounds(max_runs=2)))
     kept.put("a", b"3", b"4")
     store = kept.store()
     kept.owners["a"][:0] = store.slices([item(b"1"), item(b"2")])
@@ -81,10 +82,8 @@ def test_a_segment_that_is_read_for_many_owners_is_read_once():
     assert kept.read == list(kept.segments) == [0]
 
 
-def test_a_merge_reads_each_segment_once_despite_a_small_cache(monkeypatch):
-    monkeypatch.setattr(segment_store, "MAX_CACHED_BYTES", 1)
-    monkeypatch.setattr(compaction, "MAX_RUNS", 6)
-    kept = Kept()
+def test_a_merge_reads_each_segment_once_despite_a_small_cache():
+    kept = Kept(StoreBounds(max_cached_bytes=1, merges=MergeBounds(max_runs=6)))
     for _ in range(5):
         store = kept.store()
         for owner in "abcdefgh":
@@ -97,22 +96,21 @@ def test_a_merge_reads_each_segment_once_despite_a_small_cache(monkeypatch):
     assert len(kept.segments) == 1
 
 
-def test_a_merge_holds_only_live_items(monkeypatch):
+def test_a_merge_holds_only_live_items():
     """Regression: a merge held all its segments in memory, removed items too: gigabytes, and again after each restart."""
-    kept = Kept()
-    with monkeypatch.context() as patched:
-        patched.setattr(compaction, "MAX_MERGED_SIZE", 0)  # as if the backlog were too large for a merge
-        for number in range(50):
-            names = [f"drained-{number}-{each}" for each in range(9)]
-            store = kept.store()
-            for name in names:
-                store.append(kept.owners.setdefault(name, []), item(b"x" * 10_000))
-            store.append(kept.owners.setdefault(f"live-{number}", []), item(str(number).encode()))
-            kept.write(store, *kept.owners)
-            store = kept.store()
-            for name in names:
-                store.remove_first(kept.owners[name], 1)
-            kept.write(store)
+    kept = Kept(StoreBounds(merges=MergeBounds(max_merged_size=0)))  # as if the backlog were too large for a merge
+    for number in range(50):
+        names = [f"drained-{number}-{each}" for each in range(9)]
+        store = kept.store()
+        for name in names:
+            store.append(kept.owners.setdefault(name, []), item(b"x" * 10_000))
+        store.append(kept.owners.setdefault(f"live-{number}", []), item(str(number).encode()))
+        kept.write(store, *kept.owners)
+        store = kept.store()
+        for name in names:
+            store.remove_first(kept.owners[name], 1)
+        kept.write(store)
+    kept.bounds = segment_store.BOUNDS
     assert len(kept.segments) == 50
     segment_bytes = max(map(len, kept.segments.values()))
     tracemalloc.start()
@@ -126,9 +124,8 @@ def test_a_merge_holds_only_live_items(monkeypatch):
     assert [kept.items(f"live-{number}") for number in range(50)] == [[str(number).encode()] for number in range(50)]
 
 
-def test_a_list_that_is_larger_than_a_segment_is_cut(monkeypatch):
-    monkeypatch.setattr(segment_store, "MAX_SEGMENT_BYTES", 10)
-    kept, items = Kept(), [bytes([number]) * 4 for number in range(9)]
+def test_a_list_that_is_larger_than_a_segment_is_cut():
+    kept, items = Kept(StoreBounds(max_segment_bytes=10)), [bytes([number]) * 4 for number in range(9)]
     kept.put("a", *items)
     assert (kept.items("a"), len(kept.segments)) == (items, 5)
 
@@ -142,30 +139,27 @@ steps = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(steps, st.integers(2, 4), st.sampled_from([8, 1000]))
 def test_any_steps_leave_the_items_that_plain_lists_have(history, runs, size):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compaction, "MAX_RUNS", runs)
-        patched.setattr(compaction, "MIN_MERGED_SIZE", 1)
-        patched.setattr(segment_store, "MAX_SEGMENT_BYTES", size)
-        kept, lists, number = Kept(), {"a": [], "b": [], "c": []}, 0
-        for step, owner, count in history:
-            store, slices, wanted = kept.store(), kept.owners.setdefault(owner, []), lists[owner]
-            fresh = [f"{number + each:04}".encode() for each in range(count)]
-            number += count
-            if step == "put":
-                for each in fresh:
-                    store.append(slices, item(each))
-                wanted += fresh
-            elif step == "front":
-                slices[:0] = store.slices(map(item, fresh))
-                wanted[:0] = fresh
-            elif step == "cut":
-                store.remove_first(slices, min(count, len(wanted)))
-                del wanted[:count]
-            elif slices:
-                gone = len(store.items(slices[-1]))
-                store.remove(slices.pop())
-                del wanted[len(wanted) - gone :]
-            kept.write(store, owner)
-            store = kept.store()
-            assert {name: list(store.all_items(kept.owners.get(name, []))) for name in lists} == lists
-        assert bool(kept.segments) == any(lists.values())
+    bounds = StoreBounds(max_segment_bytes=size, merges=MergeBounds(max_runs=runs, min_merged_size=1))
+    kept, lists, number = Kept(bounds), {"a": [], "b": [], "c": []}, 0
+    for step, owner, count in history:
+        store, slices, wanted = kept.store(), kept.owners.setdefault(owner, []), lists[owner]
+        fresh = [f"{number + each:04}".encode() for each in range(count)]
+        number += count
+        if step == "put":
+            for each in fresh:
+                store.append(slices, item(each))
+            wanted += fresh
+        elif step == "front":
+            slices[:0] = store.slices(map(item, fresh))
+            wanted[:0] = fresh
+        elif step == "cut":
+            store.remove_first(slices, min(count, len(wanted)))
+            del wanted[:count]
+        elif slices:
+            gone = len(store.items(slices[-1]))
+            store.remove(slices.pop())
+            del wanted[len(wanted) - gone :]
+        kept.write(store, owner)
+        store = kept.store()
+        assert {name: list(store.all_items(kept.owners.get(name, []))) for name in lists} == lists
+    assert bool(kept.segments) == any(lists.values())

@@ -1,0 +1,27 @@
+"""The bounds of one decision of a shard of the retry lane. Runs in the executors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delivery.webhooks.retries import fifo, resends, timer_wheel
+from delivery.webhooks.state import segment_store
+
+MAX_LEASED_BYTES = 64 * 1024 * 1024
+"""Maximum of bytes of entries (RetryEntry.written_bytes) that one decision leases or gives up as expired. The last lease may
+exceed it. The leases of a decision are in memory together. Entries beyond it stay due, and the next decision comes at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasingBounds:
+    """The bounds of one decision. Each field has the meaning of the constant with its name."""
+
+    max_leased_bytes: int = MAX_LEASED_BYTES
+    max_lease_bytes: int = fifo.MAX_LEASE_BYTES
+    max_due_bytes: int = timer_wheel.MAX_DUE_BYTES
+    max_searched_bytes: int = resends.MAX_SEARCHED_BYTES
+    store: segment_store.StoreBounds = segment_store.BOUNDS
+
+
+BOUNDS = LeasingBounds()
+"""The bounds of the retry lane."""
