@@ -6,6 +6,7 @@ import functools
 
 import pytest
 
+from subscriptions_db.api.deliveries import replays
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.notifications import quotas
 from tests.integration.api import world
@@ -145,8 +146,14 @@ def later(minutes):
     return archive.NOW + dt.timedelta(minutes=minutes)
 
 
-def test_the_unfinished_replays_of_a_customer_are_bounded(acme, monkeypatch):
-    monkeypatch.setattr("subscriptions_db.api.deliveries.replays.MAX_UNFINISHED", 1)
+def test_the_unfinished_replays_of_a_customer_are_bounded(served, acme):
+    with served.registry() as opened:
+        opened.execute(
+            'insert into replays (replay_id, customer_id, endpoint_id, webhook_id, subscription_id, topic, partition, "offset") '
+            "select 'rpl_' || lpad(to_hex(n), 24, '0'), 'acme', 'acme-orders', 'msg_' || n, 'acme-orders', 'events', 0, n "
+            "from generate_series(1, %s) n",
+            [replays.MAX_UNFINISHED - 1],
+        )
     assert acme.post(ONE).status == 201
     assert "the maximum" in acme.post(REPLAYS, DAY).json["detail"]
 
