@@ -48,9 +48,9 @@ GRACE_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Conditions of a reconciliation: the time that it judges, and the topics that are complete.
+    """Conditions of a reconciliation: which receipts it judges, which topics still have all records, and how the job is set.
 
-    To judge a receipt is to compare its counts with the outcomes in its range of offsets.
+    A receipt is judged by comparing its counts with the outcomes in its range of offsets.
     """
 
     now_ms: int

@@ -15,12 +15,12 @@ from fanout.reconcile.evidence import HandledRange
 
 
 class Effective(NamedTuple):
-    """The receipts of one lane and one partition that are in force."""
+    """The receipts of one lane and one partition that later receipts do not wholly replace."""
 
     ranges: list[HandledRange]
-    """In the order of offsets, without overlaps."""
+    """Receipts in force: none of their offsets is in a later receipt. In the order of offsets, without overlaps."""
     partly_read_again: list[HandledRange]
-    """Older receipts of which later ones cover only a part. How many of their due deliveries are in that part is unknown."""
+    """Older receipts, of whose offsets later ones have a part. How many due deliveries that part has is unknown."""
 
 
 class Gap(NamedTuple):

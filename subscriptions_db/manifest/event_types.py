@@ -175,7 +175,7 @@ def _schemas(schema: Any) -> Iterator[Any]:
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """Yield path, name and value of each text that is the value of a key."""
+    """Yield (path, key, text) for each text that is the value of a key, at any depth. Texts in lists are left out."""
     if isinstance(value, dict):
         for name, part in value.items():
             below = f"{path}.{name}" if path else name

@@ -122,7 +122,9 @@ def read(text: bytes | str, name: str = "") -> Document:
     """
     if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_DOCUMENT_BYTES:
         raise errors.RegistrationError(
-            "", f"{name or 'the document'} is larger than {MAX_DOCUMENT_BYTES} bytes and was not read: split it into parts"
+            "",
+            f"{name or 'the document'} is larger than {MAX_DOCUMENT_BYTES} bytes and was not read: split it into parts, "
+            "each with whole customers",
         )
     loader, as_json = None, _json_value(text)
     if as_json is not None:

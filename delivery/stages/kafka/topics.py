@@ -125,8 +125,9 @@ def require_room(kafka: settings.KafkaSettings, name: str, *, timeout_s: float =
         code = exc.args[0].code()
         if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             log.warning(
-                "the job may not read the configuration of topic %s, so it starts without checking max.message.bytes: grant "
-                "DescribeConfigs on the topic to the job", name,
+                "this login may not read the configuration of topic %s, so max.message.bytes was not checked. If it is too "
+                "small, a large postponed batch cannot be written, and its micro-batch is repeated. Grant DescribeConfigs on "
+                "the topic to this login", name,
             )  # fmt: skip
         elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:  # new and unknown to this broker, or (doctor) not created yet
             raise unavailable(kafka, exc, f"for the configuration of topic {name}") from exc

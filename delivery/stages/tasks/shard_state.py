@@ -114,12 +114,12 @@ _open_connections: collections.deque[Any] = collections.deque(maxlen=8)
 
 
 def _leave_open(connection: Any) -> None:
-    """Keep a task's connection to its state open until this process has run some more tasks. Do not report the task's end.
+    """Keep a task's socket to the state server open until this process has run some more tasks.
 
-    The server of the state is a thread of the JVM (TransformWithStateInPySparkStateServer of Spark 4.1). Two acts of the worker
-    end the server while its end of the connection stays open: a report that the processor is closed, and closing the worker's
-    end. So the JVM would lose one socket in each task. The server closes its end if the end of the task interrupts the server
-    while it reads.
+    Also do not report to the server that the processor is closed. The server is a thread of the JVM
+    (TransformWithStateInPySparkStateServer of Spark 4.1). After such a report, or when the worker closes its socket, the thread
+    stops without closing its own socket, so the JVM would leak one socket in each task. The thread closes its socket if Spark
+    interrupts it while it reads. Spark does so when the task ends.
     """
     connection.set_handle_state = lambda _: None
     _open_connections.append(connection)

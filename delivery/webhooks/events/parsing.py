@@ -333,10 +333,9 @@ def _loads(value: bytes, part: str = "value") -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as exc:
-        # The text quotes nothing of the document, because it is logged. Also raised for invalid UTF-8, for NaN, and for more
-        # than 1024 levels.
+        # The text quotes nothing of the document, because it is logged. Also raised for invalid UTF-8 and for NaN.
         raise errors.EventRejected(
-            "not_json", f"the {part} is not valid JSON ({exc}): publish the event as valid JSON"[:200]
+            "not_json", f"the {part} is not valid JSON ({exc}): publish valid JSON of at most 1024 levels"[:200]
         ) from exc
 
 

@@ -197,7 +197,8 @@ class RealtimeSlices:
     def close(self, timeout_s: float) -> None:
         """End the lane of a task that failed: begin no more attempts, and queue the results of attempts in flight.
 
-        Wait at most `timeout_s` for attempts in flight, then cancel them. Their records are read again.
+        Wait at most `timeout_s` for attempts in flight, then cancel those that the task still awaits. Background attempts
+        continue. All records without a receipt are read again.
         """
         try:
             asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop).result(timeout_s + 1)

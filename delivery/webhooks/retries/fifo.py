@@ -114,8 +114,8 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     def bring_forward(self, owner: str, store: segment_store.SegmentStore, search: resends.Search, now_ms: int) -> int:
         """Make the entries of resent deliveries due now, each in its place. Return the number of entries that were read.
 
-        `owner` is the endpoint's key. `search` has the resends, and remembers which of their deliveries wait. Once `search` is
-        exhausted, no further slice is read.
+        `owner` is the endpoint's key. `search` has the resends, and remembers those whose delivery waits here. No further slice
+        is read once `search` has read its maximum of bytes.
         """
         read = 0
         for slice_ in list(self.slices):

@@ -176,14 +176,17 @@ class LongPoll(NamedTuple):
 
 
 class SnapshotRequest(NamedTuple):
-    """A handler's return value: a reader's request for the registry. Readers with equal requests share one answer."""
+    """A handler's return value: the server answers with the registry, or with its changes since `since`.
+
+    Requests with the same `since` and `newest` share one answer.
+    """
 
     since: Revision | None
-    """The revision that the reader has. None: the reader wants the whole registry."""
+    """The revision that the client has. None: the client wants the whole registry."""
     newest: Revision
     """The newest revision of the registry when the handler ran."""
     wait_s: float
-    """Seconds to wait for a newer revision, if the reader has the newest one."""
+    """Seconds to wait for a newer revision, if the client has the newest one."""
 
 
 class RawBytes(NamedTuple):

@@ -101,7 +101,7 @@ class DeadLetter(expansion.Expandable):
 
 
 class DeadLetterPage(described.DescribedModel):
-    """The cursors and the total of a page of dead letters, in the order of the archive."""
+    """The fields beside the items of a page of dead letters. The items are in the order of the archive."""
 
     next_cursor: str
     """Cursor after this page. It stays valid for dead letters that are archived later, and skips none."""

@@ -90,7 +90,8 @@ def unpark(call: Call) -> UnparkedDeadLetters:
     Raise Refused:
 
     * 404: there is no such consumer.
-    * 409: the consumer has the maximum of dead letters without an ack.
+    * 409: nothing was unparked, because the consumer has leased the maximum of dead letters without an ack. Parked ones do
+      not count.
     * 422: the request does not name the dead letters in exactly one way, or `customer` is missing or is not the key's own.
     """
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name

@@ -144,7 +144,7 @@ def _read(call: Call, customer_id: str, endpoint_id: str | None) -> Statistics:
     if not since < until:
         raise problems.invalid(("since", "must be before until, which is now if it is left out"))
     if until - since > wanted.by.longest:
-        raise problems.invalid(("since", f"must be at most {wanted.by.longest.days} days before until, by {wanted.by}"))
+        raise problems.invalid(("since", f"with by={wanted.by}, must be at most {wanted.by.longest.days} days before until"))
     return shown(statistics.read(call.connection, customer_id, endpoint_id, since=since, until=until, by=wanted.by), wanted.by)
 
 

@@ -110,9 +110,9 @@ class DailyQuotas:
             raise problems.Refused(429, detail, headers=headers, code=problems.QUOTA)
 
     def count(self, tenants: Iterable[TenantId]) -> None:
-        """Count one event for each item of `tenants`, except for ids that the registry cannot have.
+        """Count events that Kafka has, or may have because it did not confirm them. Each item is the tenant of one event.
 
-        Kafka has these events, or may have them.
+        Ids that the registry cannot have are left out.
         """
         if not self.is_on:
             return

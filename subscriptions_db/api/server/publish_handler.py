@@ -129,8 +129,8 @@ class Publishing:
                 missing = await self._topics.missing(frozenset(event.topic for event in events))
             except errors.KafkaUnavailable as exc:
                 log.warning(
-                    "%d events of API key %s are answered with 503. Nothing was published, and the answer asks the sender to "
-                    "send them again: %s", len(events), principal.key_id, exc,
+                    "%d events of API key %s are answered with 503 (%s). Nothing was published, and the answer asks the sender "
+                    "to send them again", len(events), principal.key_id, exc,
                 )  # fmt: skip
                 raise problems.unavailable(UNLISTED) from exc
             checks.require_topics(found, events, missing)

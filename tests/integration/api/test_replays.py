@@ -149,7 +149,8 @@ def later(minutes):
 def test_the_unfinished_replays_of_a_customer_are_bounded(served, acme):
     with served.registry() as opened:
         opened.execute(
-            'insert into replays (replay_id, customer_id, endpoint_id, webhook_id, subscription_id, topic, partition, "offset") '
+            "insert into replays "
+            '(replay_id, customer_id, endpoint_id, webhook_id, subscription_id, topic, partition, "offset") '
             "select 'rpl_' || lpad(to_hex(n), 24, '0'), 'acme', 'acme-orders', 'msg_' || n, 'acme-orders', 'events', 0, n "
             "from generate_series(1, %s) n",
             [replays.MAX_UNFINISHED - 1],
