@@ -65,9 +65,10 @@ class TaskServer:
     """Listen for the tasks of one query, collect their reports, and answer them.
 
     `update` takes the version of the registry that a task has, returns the answer to the task, and must not block.
-    `next_offsets` has, for each partition, the offset at which the query starts. Tasks connect to `host`; the server listens on `bind`. `port` 0: the system chooses a port. `clock`
-    is monotonic, in seconds. `connect_s` has the meaning of `channel.CONNECT_S`, and `max_connections` that of MAX_CONNECTIONS.
-    The constructor raises OSError if the port cannot be opened.
+    `next_offsets` has, for each partition, the offset at which the query starts. Tasks connect to `host`; the server listens on
+    `bind`. `port` 0: the system chooses a port. `clock` is monotonic, in seconds. `connect_s` has the meaning of
+    `channel.CONNECT_S`, and `max_connections` that of MAX_CONNECTIONS. The constructor raises OSError if the port cannot be
+    opened.
     """
 
     def __init__(
