@@ -37,7 +37,7 @@ AREAS = (
             "delivery.webhooks.events delivery.webhooks.filters delivery.webhooks.policy delivery.webhooks.state",
             "delivery.webhooks.formats",
             "delivery.webhooks.routing delivery.webhooks.scheduling delivery.webhooks.batching",
-            "delivery.webhooks.http",
+            "delivery.webhooks.dispatching delivery.webhooks.http",
             "delivery.webhooks.sending",
             "delivery.webhooks.retries",
             "delivery.webhooks.results",

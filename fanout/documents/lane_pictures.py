@@ -44,7 +44,7 @@ DIRECT = Picture(
         "task": Code(("delivery.stages.tasks.deliver_events", TASK_CONTEXT)),
         "lane": Code(("delivery.webhooks.lanes.worker", "delivery.webhooks.lanes.direct_lane")),
         "intake": Code(("delivery.webhooks.routing.intake",), "parse, match, filter"),
-        "dispatch": Code(("delivery.webhooks.scheduling.dispatch",), "fair order, limits, quick retries"),
+        "dispatch": Code(("delivery.webhooks.dispatching.dispatch",), "fair order, limits, quick retries"),
         "sender": Code(("delivery.webhooks.sending.sender",), "sign"),
         "http": Code(("delivery.webhooks.http.transport",), "address guard, connections"),
         "endpoint": ENDPOINT,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from delivery.webhooks.clocks import driver_clock
+from delivery.webhooks.dispatching import dispatch, endpoint_queue
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import batch_lane, direct_lane, retry_lane
@@ -17,7 +18,7 @@ from delivery.webhooks.results import completed_work, topic_rows
 from delivery.webhooks.results.task_results import Results, background_results
 from delivery.webhooks.retries import health_hints
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import background_attempts, deferral, dispatch, endpoint_queue, host_limits, limits
+from delivery.webhooks.scheduling import background_attempts, deferral, host_limits, limits
 from delivery.webhooks.sending import sender
 from tests.simulation.shards import POLICY
 from tests.simulation.virtual import now_s

@@ -8,17 +8,9 @@ from typing import Any
 
 from delivery.model import Delivery, Outcome
 from delivery.registry_model import EndpointId
+from delivery.webhooks.dispatching import dispatch, endpoint_queue
 from delivery.webhooks.policy import backoff
-from delivery.webhooks.scheduling import (
-    background_attempts,
-    circuit_breaker,
-    deferral,
-    dispatch,
-    endpoint_queue,
-    host_limits,
-    limits,
-    response_times,
-)
+from delivery.webhooks.scheduling import background_attempts, circuit_breaker, deferral, host_limits, limits, response_times
 from delivery.webhooks.scheduling.response_times import FirstResponses, ResponseTime
 from tests.support import builders, fakes
 

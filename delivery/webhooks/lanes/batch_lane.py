@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from delivery.model import Outcome, OutcomeKind, SkipReason
 from delivery.registry_model import DeliveryMode, Endpoint
 from delivery.webhooks.batching import segment
+from delivery.webhooks.dispatching import dispatch
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.task_results import Results, final_results
 from delivery.webhooks.routing import intake, registries, revalidation
-from delivery.webhooks.scheduling import deferral, dispatch
+from delivery.webhooks.scheduling import deferral
 from delivery.webhooks.sending import batch_payload
 from delivery.webhooks.sending.batch_payload import BatchDelivery, BatchOutcome
 

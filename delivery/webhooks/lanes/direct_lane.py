@@ -11,12 +11,13 @@ from typing import NamedTuple
 from delivery.model import Delivery, Event, Outcome, OutcomeKind, Record
 from delivery.payload_form import EndpointPayload
 from delivery.registry_model import ContentMode, DeliveryMode
+from delivery.webhooks.dispatching import dispatch
 from delivery.webhooks.events import opaque, ordering_key, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.task_results import Results, final_results
 from delivery.webhooks.routing import intake, matching, registries, seen_ids
-from delivery.webhooks.scheduling import deferral, dispatch
+from delivery.webhooks.scheduling import deferral
 from delivery.webhooks.sending import payload
 
 RECORDS_BETWEEN_IO = 32

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 
 from delivery.model import Attempt, Sendable
-from delivery.webhooks.scheduling import dispatch
+from delivery.webhooks.dispatching import dispatch
 
 
 class DrainGate:

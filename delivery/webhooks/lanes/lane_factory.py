@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from delivery.webhooks.clocks import driver_clock
+from delivery.webhooks.dispatching import dispatch, endpoint_queue
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, drain_gate, worker_plan
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.routing import registries, seen_ids
-from delivery.webhooks.scheduling import background_attempts, deferral, dispatch, endpoint_clock, endpoint_queue
+from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_clock
 from delivery.webhooks.sending import sender
 
 

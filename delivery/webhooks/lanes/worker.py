@@ -18,6 +18,7 @@ from delivery import errors
 from delivery.model import Record
 from delivery.registry_model import Revision
 from delivery.webhooks.clocks import driver_clock, own_delay
+from delivery.webhooks.dispatching import endpoint_queue
 from delivery.webhooks.http import transport
 from delivery.webhooks.lanes import (
     batch_collect,
@@ -34,13 +35,7 @@ from delivery.webhooks.results import background_results, completed_work
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import health_hints
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import (
-    background_attempts,
-    deferral,
-    endpoint_clock,
-    endpoint_queue,
-    host_limits,
-)
+from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_clock, host_limits
 from delivery.webhooks.sending import sender
 from delivery.webhooks.state import chunking
 

@@ -1,6 +1,6 @@
 """Share the limits of each endpoint among its leases: requests in flight, rate, and the limits of its host.
 
-The dispatcher of the fast lanes counts requests per queue and task (delivery.webhooks.scheduling.endpoint_queue). Leases
+The dispatcher of the fast lanes counts requests per queue and task (delivery.webhooks.dispatching.endpoint_queue). Leases
 outlive their task, so the leases of one endpoint share a semaphore. Rates and limits of hosts are shared with the fast lanes.
 """
 

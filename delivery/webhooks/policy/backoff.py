@@ -1,8 +1,8 @@
 """Decide whether a failed attempt is repeated, and when. Pure.
 
 A fast lane (direct, batch, real-time) repeats an attempt within seconds: a quick retry. The retry lane repeats attempts by the
-endpoint's schedule. Nothing waits in this module. A dispatcher waits for quick retries (delivery.webhooks.scheduling.dispatch),
-because a coroutine that sleeps between attempts would occupy a slot for a request. The retry lane keeps waiting
+endpoint's schedule. Nothing waits in this module. A dispatcher (delivery.webhooks.dispatching.dispatch) waits for quick
+retries, because a coroutine that sleeps between attempts would occupy a slot for a request. The retry lane keeps waiting
 entries in its state.
 """
 

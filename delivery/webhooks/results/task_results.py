@@ -8,10 +8,11 @@ from typing import Any
 
 from delivery.model import Delivery, Outcome
 from delivery.registry_model import Endpoint, EndpointId
+from delivery.webhooks.dispatching import dispatch
 from delivery.webhooks.events.batch_records import BatchRecord
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing import intake
-from delivery.webhooks.scheduling import background_attempts, dispatch, outage_detection
+from delivery.webhooks.scheduling import background_attempts, outage_detection
 from delivery.webhooks.sending import batch_payload
 from delivery.webhooks.sending.batch_payload import BatchDelivery
 

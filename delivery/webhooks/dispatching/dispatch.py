@@ -1,8 +1,7 @@
 """Decide which delivery of a Spark task is attempted next, so that no endpoint delays other endpoints.
 
-Each endpoint has its own queue, its own limit of requests in flight and, if it asked for one, its own rate. Endpoints share the
-task's slots round robin; a slot is one request in flight. A delivery that waits for its quick retry, or for its endpoint's
-rate, holds no slot.
+Each endpoint has its own queue, its own limit of requests in flight and, if it asked for one, its own rate. Endpoints share
+slots round robin; a slot is one request in flight. A delivery that waits for a quick retry, or for a rate, holds no slot.
 
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
 1. Deliveries that wait for an endpoint whose circuit breaker is open.
@@ -22,9 +21,10 @@ from typing import Generic, Protocol
 
 from delivery.model import Attempt, Outcome, OutcomeKind, Sendable, Sent
 from delivery.registry_model import EndpointId
+from delivery.webhooks.dispatching import endpoint_queue, timeouts
+from delivery.webhooks.dispatching.endpoint_queue import DispatchReport, InFlight, PendingDelivery, Queue
 from delivery.webhooks.policy import backoff, retry_reasons
-from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_queue, limits, timeouts
-from delivery.webhooks.scheduling.endpoint_queue import DispatchReport, InFlight, PendingDelivery, Queue
+from delivery.webhooks.scheduling import background_attempts, deferral, limits
 
 ENOUGH_READY, FEW_READY = 16, 8
 """Numbers of endpoint queues that are ready for a slot. Above ENOUGH_READY the lane stops reading events, and at FEW_READY it

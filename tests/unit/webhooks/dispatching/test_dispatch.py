@@ -8,8 +8,8 @@ import weakref
 import pytest
 
 from delivery.model import OutcomeKind
+from delivery.webhooks.dispatching import dispatch
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.scheduling import dispatch
 from tests.support import builders, fakes
 from tests.support.dispatching import deliveries, dispatcher_of, run
 

@@ -1,6 +1,6 @@
 """Keep, for one Spark task, each endpoint's waiting deliveries and attempts in flight; decide which responses are overdue.
 
-No I/O. Clocks, or their readings, are passed in. The dispatcher of the task (delivery.webhooks.scheduling.dispatch) consumes
+No I/O. Clocks, or their readings, are passed in. The dispatcher of the task (delivery.webhooks.dispatching.dispatch) consumes
 the queues.
 """
 

@@ -6,8 +6,9 @@ import pytest
 
 from delivery.model import Attempt, NextAttempt, OutcomeKind
 from delivery.registry_model import Retrying
+from delivery.webhooks.dispatching import endpoint_queue
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.scheduling import endpoint_queue, host_limits, limits
+from delivery.webhooks.scheduling import host_limits, limits
 from delivery.webhooks.scheduling.response_times import MIN_MARGIN_S
 from tests.support import fakes
 from tests.support.dispatching import deliveries

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Generic
 
 from delivery.model import Sent
+from delivery.webhooks.dispatching.endpoint_queue import PendingDelivery
 from delivery.webhooks.scheduling import limits
 from delivery.webhooks.scheduling.endpoint_clock import Countdown
-from delivery.webhooks.scheduling.endpoint_queue import PendingDelivery
 
 
 class Phase(enum.Enum):
