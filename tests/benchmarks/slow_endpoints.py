@@ -100,10 +100,10 @@ async def simulate() -> dict[str, Any]:
             began, arrived, tasks = clock.now, {}, ([], [])
             while arrives_at <= began:
                 delivery = builders.delivery(endpoint=known[bisect.bisect(weights, rng.random() * weights[-1])])
-                arrived[id(delivery)] = arrives_at
                 if suppressed.get(delivery.endpoint.endpoint_id, 0.0) > began:
                     deferred += 1
                 else:
+                    arrived[id(delivery)] = arrives_at
                     tasks[len(arrived) % 2].append(delivery)
                 arrives_at += 1 / PER_S
             await asyncio.sleep(BASE_S)
