@@ -13,16 +13,15 @@ Deliveries that would delay the end of the micro-batch are deferred to the retry
 from __future__ import annotations
 
 import asyncio
-import collections
-import functools
 import math
 from collections.abc import Callable
 from typing import Generic, Protocol
 
 from delivery.model import Attempt, Outcome, OutcomeKind, Sendable, Sent
 from delivery.registry_model import EndpointId
-from delivery.webhooks.dispatching import endpoint_queue, timeouts
+from delivery.webhooks.dispatching import endpoint_queue, ready_queue, runner_pool, settling, timeouts
 from delivery.webhooks.dispatching.endpoint_queue import DispatchReport, InFlight, PendingDelivery, Queue
+from delivery.webhooks.dispatching.settling import NextStep
 from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.scheduling import background_attempts, deferral, limits
 
@@ -66,13 +65,14 @@ class Dispatcher(Generic[Sent]):
         self._clock = clock
         self._endpoint_time = endpoint_time
         self._queues: dict[EndpointId, Queue[Sent]] = {}
-        self._ready: collections.deque[Queue[Sent]] = collections.deque()
-        self._runners: set[asyncio.Task[None]] = set()
-        self._idle: list[asyncio.Future[None]] = []
-        """A future for each idle runner. Its result wakes the runner."""
+        self._changed = asyncio.Event()
+        """Set when a condition may hold for which `_wait_while` waits."""
+        self._ready: ready_queue.ReadyQueue[Sent] = ready_queue.ReadyQueue(on_return=self._start_runner)
+        self._runners = runner_pool.RunnerPool(
+            bounds.max_in_flight, self._ready.line, attempt_next=self._attempt_next, on_failure=self._changed.set
+        )
         self._attempts: dict[PendingDelivery[Sent], InFlight[Sent]] = {}
         self._quick_retries: timeouts.QuickRetries[Sent] = timeouts.QuickRetries(self._enqueue)
-        self._in_flight = 0
         self._unsettled = 0
         self._awaited_unsettled = 0
         self._phase = timeouts.Phase.READING
@@ -83,8 +83,6 @@ class Dispatcher(Generic[Sent]):
             on_response_deadline=self._on_response_deadline,
         )
         self._ended: list[Outcome[Sent]] = []
-        self._changed = asyncio.Event()
-        self._failure: BaseException | None = None
         self._most_in_flight = 0
 
     def submit(self, delivery: Sent) -> None:
@@ -105,7 +103,7 @@ class Dispatcher(Generic[Sent]):
     async def wait_for_room(self) -> None:
         """Yield to the event loop. If more than ENOUGH_READY queues are ready, wait until fewer are, usually FEW_READY."""
         await asyncio.sleep(0)
-        await self._wait_while(lambda: len(self._ready) > ENOUGH_READY)
+        await self._wait_while(lambda: len(self._ready.line) > ENOUGH_READY)
 
     async def finish(self) -> None:
         """Wait until every delivery has its outcome. Overdue attempts move to the background. Do not call `submit` again."""
@@ -126,7 +124,7 @@ class Dispatcher(Generic[Sent]):
 
     async def _wait_for_unsettled(self, unsettled: int) -> None:
         self._awaited_unsettled = unsettled
-        if not self._ready:
+        if not self._ready.line:
             self._timeouts.start(self._phase)
         try:
             await self._wait_while(lambda: self._unsettled > unsettled)
@@ -142,10 +140,9 @@ class Dispatcher(Generic[Sent]):
         self._enter(timeouts.Phase.ABANDONED)
         for queue in self._queues.values():
             queue.abandon()
-        self._ready.clear()
+        self._ready.close()
         self._timeouts.stop()
-        for runner in self._runners:
-            runner.cancel()
+        self._runners.cancel()
         self._quick_retries.cancel()
 
     def _enter(self, phase: timeouts.Phase) -> None:
@@ -154,11 +151,11 @@ class Dispatcher(Generic[Sent]):
             self._phase = phase
 
     async def _wait_while(self, is_so: Callable[[], bool]) -> None:
-        while self._failure is None and is_so():
+        while self._runners.failure is None and is_so():
             self._changed.clear()
             await self._changed.wait()
-        if self._failure is not None:
-            raise self._failure  # a fault of ours: the task fails, and Spark runs it again
+        if self._runners.failure is not None:
+            raise self._runners.failure  # a fault of ours: the task fails, and Spark runs it again
 
     def _on_queue_timeout(self) -> None:
         """Defer deliveries that have waited for `queue_timeout_s`, if the task waits.
@@ -185,7 +182,7 @@ class Dispatcher(Generic[Sent]):
         3. Otherwise move the overdue attempts for which the background has room. Also defer the waiting deliveries of endpoints
            that have sent no response since an overdue attempt began.
         """
-        if not self._phase.is_last or self._ready:
+        if not self._phase.is_last or self._ready.line:
             return
         most_s = self._bounds.response_deadline_s
         overdue = endpoint_queue.overdue(self._attempts, self._endpoint_time(), most_s)
@@ -202,8 +199,7 @@ class Dispatcher(Generic[Sent]):
 
     def _continue_in_background(self, pending: PendingDelivery[Sent], queue: Queue[Sent], runner: asyncio.Task[None]) -> None:
         """Move an attempt to the background, and defer its delivery. The runner of the attempt ends with the attempt."""
-        self._runners.discard(runner)
-        self._in_flight -= 1  # this task awaits one attempt less; its endpoint keeps the slot until the attempt has ended
+        self._runners.detach(runner)  # its endpoint keeps the slot until the attempt has ended
         pending.name = self._background.begin(pending.delivery, runner, is_unresponsive=queue.responded_at <= pending.since)
         self._end(self._deferrals.in_background(pending.delivery, pending.attempts, pending.name))
 
@@ -216,7 +212,7 @@ class Dispatcher(Generic[Sent]):
         self._end(self._deferrals.deferred_now(pending.delivery, reason, pending.attempts))
 
     def _enqueue(self, pending: PendingDelivery[Sent]) -> None:
-        if self._phase in {timeouts.Phase.FAILED, timeouts.Phase.ABANDONED}:
+        if self._phase.is_over:
             return  # without an outcome: the task runs again
         endpoint = pending.delivery.endpoint
         queue = self._queues.get(endpoint.endpoint_id)
@@ -232,113 +228,51 @@ class Dispatcher(Generic[Sent]):
         else:
             pending.since = self._endpoint_time()
             queue.waiting.append(pending)
-            self._mark_ready(queue)
-            self._start_runner()
-
-    def _mark_ready(self, queue: Queue[Sent]) -> None:
-        if queue.waiting and not queue.is_ready and queue.in_flight < queue.limit:
-            queue.is_ready = True
-            self._ready.append(queue)
-
-    def _resume(self, queue: Queue[Sent], *, has_reservation: bool = False) -> bool:
-        """Make a queue ready again that waited for its rate or host. Return False after `abandon`, or if the queue is empty."""
-        if self._phase is timeouts.Phase.ABANDONED or not queue.waiting:
-            queue.is_ready = False
-            return False
-        queue.has_reservation = has_reservation
-        self._ready.append(queue)
-        self._start_runner()
-        return True
+            self._ready.add(queue)
+            self._runners.start()
 
     def _start_runner(self) -> None:
-        """If a queue is ready, wake an idle runner. If none is idle, start one, up to `max_in_flight` runners.
+        self._runners.start()
 
-        A runner is an asyncio task that attempts one delivery after the other, and idles while no queue is ready.
+    async def _attempt_next(self, runner: asyncio.Task[None]) -> bool:
+        """Attempt the first delivery of the next ready queue, if it may begin. Called by a runner.
+
+        Return False if the attempt has moved to the background: the runner then ends, and its place was given to another.
         """
-        if not self._ready:
-            return
-        if self._idle:
-            self._idle.pop().set_result(None)
-        elif len(self._runners) < self._bounds.max_in_flight:
-            runner = asyncio.create_task(self._run())
-            self._runners.add(runner)
-            runner.add_done_callback(self._runner_ended)
-
-    async def _run(self) -> None:
-        """Attempt delivery after delivery, until cancelled, or until an attempt that moved to the background has ended."""
-        runner = asyncio.current_task()
-        assert runner is not None, "it runs in one"  # noqa: S101
-        while True:
-            while not self._ready:
-                self._idle.append(idle := asyncio.get_running_loop().create_future())
-                await idle
-            queue = self._ready.popleft()
-            ready = len(self._ready)
-            if ready == FEW_READY:
-                self._changed.set()
-            elif not ready:
-                self._timeouts.start(self._phase)
-            now = self._clock()
-            if not self._may_begin(queue, now):
-                continue
-            pending = queue.waiting.popleft()
-            queue.begin(now)
-            queue.is_ready = False
-            self._mark_ready(queue)
-            self._in_flight += 1
-            self._most_in_flight = max(self._most_in_flight, self._in_flight)
-            if self._in_flight == len(self._runners) - len(self._idle):
-                self._start_runner()  # all are busy, for example after a rate has released a queue with several deliveries
-            pending.since = self._endpoint_time()
-            self._attempts[pending] = InFlight(queue, runner)
-            try:
-                attempt = await self._sender.attempt(pending.delivery, len(pending.attempts) + 1)
-            finally:
-                queue.end()
-            pending.attempts += (attempt,)
-            if pending.name is not None:
-                self._settle(queue, pending, attempt, now)
-                if self._phase is not timeouts.Phase.ABANDONED:  # its endpoint has a slot free again, and this runner ends
-                    self._mark_ready(queue)
-                    self._start_runner()
-                return
-            del self._attempts[pending]
-            self._in_flight -= 1
-            self._settle(queue, pending, attempt, now)
-            self._mark_ready(queue)
-
-    def _may_begin(self, queue: Queue[Sent], now: float) -> bool:
-        """Return True if the first delivery of the queue may be attempted now.
-
-        1. False if the queue is empty, or if its endpoint has failed meanwhile and has its one request in flight.
-        2. False if the rate allows no request yet. The queue becomes ready again when the rate allows one.
-        3. False if the host has no capacity. The queue becomes ready again when the host has capacity.
-        4. Otherwise True.
-        """
-        host, wait_s = queue.host, 0.0 if queue.pace is None else queue.pace.wait_s(now)
-        is_wanted = bool(queue.waiting) and queue.in_flight < queue.limit
-        has_room = host is None or (host.use_reservation() if queue.has_reservation else host.has_room)
-        queue.has_reservation = False
-        if is_wanted and not wait_s and has_room:
+        queue = self._ready.pop()
+        ready = len(self._ready.line)
+        if ready == FEW_READY:
+            self._changed.set()
+        elif not ready:
+            self._timeouts.start(self._phase)
+        now = self._clock()
+        pending = self._ready.begin(queue, now)
+        if pending is None:
             return True
-        if not is_wanted:
-            queue.is_ready = False
-        elif wait_s:
-            queue.resumption = asyncio.get_running_loop().call_later(wait_s, self._resume, queue)
-        elif host is not None:
-            host.call_when_free(functools.partial(self._resume, queue, has_reservation=True))
-        if host is not None:
-            host.wake()  # the reservation was not used
-        return False
+        self._attempts[pending] = InFlight(queue, runner)
+        in_flight = len(self._attempts)
+        self._most_in_flight = max(self._most_in_flight, in_flight)
+        if in_flight == self._runners.busy:
+            self._runners.start()  # all are busy, for example after a rate has released a queue with several deliveries
+        pending.since = self._endpoint_time()
+        try:
+            attempt = await self._sender.attempt(pending.delivery, len(pending.attempts) + 1)
+        finally:
+            queue.end()
+        pending.attempts += (attempt,)
+        if pending.name is not None:
+            self._settle(queue, pending, attempt, now)
+            if self._phase is not timeouts.Phase.ABANDONED:  # its endpoint has a slot free again, and this runner ends
+                self._ready.add(queue)
+                self._runners.start()
+            return False
+        del self._attempts[pending]
+        self._settle(queue, pending, attempt, now)
+        self._ready.add(queue)
+        return True
 
     def _settle(self, queue: Queue[Sent], pending: PendingDelivery[Sent], attempt: Attempt, began_at: float) -> None:
-        """Record the result of an attempt, and decide the next step of its delivery.
-
-        1. Accepted: delivered.
-        2. Failed in a way that often passes, and attempts are left: quick retry (of a background attempt: by the retry lane).
-        3. Failed otherwise: defer or dead-letter, as `Deferrals.failed` decides.
-        4. Failed, and the endpoint's circuit breaker is open: as 3., and defer the endpoint's waiting deliveries.
-        """
+        """Record the result of an attempt, and take the next step of its delivery (`settling.settle`)."""
         is_open = queue.observe(
             attempt,
             pending.since,
@@ -347,19 +281,19 @@ class Dispatcher(Generic[Sent]):
             clock=self._clock,
             endpoint_time=self._endpoint_time,
         )
-        error_class = attempt.error_class
-        if error_class is None:
+        settlement = settling.settle(
+            attempt, self._quick_retry, is_breaker_open=is_open, is_in_background=pending.name is not None
+        )
+        if settlement is settling.DELIVERED:
             self._finish(pending, Outcome(pending.delivery, OutcomeKind.DELIVERED, pending.attempts))
-            return
-        wait_s = None if is_open else self._quick_retry.wait_s(attempt.number, error_class, attempt.retry_after_s)
-        if wait_s is None:
+        elif settlement.step is NextStep.FAILED:
             self._finish(pending, self._deferrals.failed(pending.delivery, pending.attempts))
-        elif pending.name is not None:
-            self._finish(pending, self._deferrals.quick_retry(pending.delivery, pending.attempts, wait_s))
+        elif settlement.step is NextStep.DEFERRED_QUICK_RETRY:
+            self._finish(pending, self._deferrals.quick_retry(pending.delivery, pending.attempts, settlement.wait_s))
         else:
-            self._quick_retries.begin(pending, wait_s)
+            self._quick_retries.begin(pending, settlement.wait_s)
             self._defer_quick_retries()
-        if is_open:
+        if settlement.defers_waiting:
             self._defer_waiting(queue, retry_reasons.CIRCUIT_OPEN)
 
     def _defer_quick_retries(self) -> None:
@@ -392,9 +326,3 @@ class Dispatcher(Generic[Sent]):
             self._changed.set()
         elif self._quick_retries:
             self._defer_quick_retries()
-
-    def _runner_ended(self, runner: asyncio.Task[None]) -> None:
-        self._runners.discard(runner)
-        if not runner.cancelled() and runner.exception() is not None:
-            self._failure = runner.exception()
-            self._changed.set()

@@ -34,6 +34,7 @@ class Phase(enum.Enum):
         # Plain attributes: they are read for each delivery.
         self.is_last = self.name in {"FINISHING", "CLOSING"}
         self.is_waiting = self.is_last or self.name == "WAITING"
+        self.is_over = self.name in {"FAILED", "ABANDONED"}
 
 
 class Timeouts:

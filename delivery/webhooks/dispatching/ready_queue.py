@@ -1,0 +1,88 @@
+"""Keep the endpoint queues of one Spark task that are in line for a slot, and decide whether their next request may begin."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+from collections.abc import Callable
+from typing import Generic
+
+from delivery.model import Sent
+from delivery.webhooks.dispatching.endpoint_queue import PendingDelivery, Queue
+
+
+class ReadyQueue(Generic[Sent]):
+    """The endpoint queues in line for a slot, in the order in which they joined: endpoints share the slots round robin.
+
+    A queue joins if it has a waiting delivery and fewer requests in flight than its limit. A queue leaves the line while it
+    waits for its rate or host, and joins again by itself. `on_return` is then called. Not thread-safe.
+    """
+
+    def __init__(self, on_return: Callable[[], None]) -> None:
+        self._on_return = on_return
+        self.line: collections.deque[Queue[Sent]] = collections.deque()
+        """The queues in line. Others only read its length, for each delivery."""
+        self._is_closed = False
+
+    def add(self, queue: Queue[Sent]) -> None:
+        """Add a queue, unless it is in line, has no waiting delivery, or has as many requests in flight as it may have."""
+        if queue.waiting and not queue.is_ready and queue.in_flight < queue.limit:
+            queue.is_ready = True
+            self.line.append(queue)
+
+    def pop(self) -> Queue[Sent]:
+        """Take the first queue out of the line. The caller must then call `begin` with it."""
+        return self.line.popleft()
+
+    def begin(self, queue: Queue[Sent], now: float) -> PendingDelivery[Sent] | None:
+        """Begin a request to the endpoint of a queue that was taken out of the line; return the delivery to attempt.
+
+        The queue joins the line again if it may send a further request. None: it may send none now (`_may_begin`).
+        """
+        if not self._may_begin(queue, now):
+            return None
+        pending = queue.waiting.popleft()
+        queue.begin(now)
+        queue.is_ready = False
+        self.add(queue)
+        return pending
+
+    def close(self) -> None:
+        """Empty the line. Queues that wait for their rate or host do not join again. Called at the end of the task."""
+        self._is_closed = True
+        self.line.clear()
+
+    def _may_begin(self, queue: Queue[Sent], now: float) -> bool:
+        """Return True if the first delivery of the queue may be attempted now.
+
+        1. False if the queue is empty, or if its endpoint has failed meanwhile and has its one request in flight.
+        2. False if the rate allows no request yet. The queue becomes ready again when the rate allows one.
+        3. False if the host has no capacity. The queue becomes ready again when the host has capacity.
+        4. Otherwise True.
+        """
+        host, wait_s = queue.host, 0.0 if queue.pace is None else queue.pace.wait_s(now)
+        is_wanted = bool(queue.waiting) and queue.in_flight < queue.limit
+        has_room = host is None or (host.use_reservation() if queue.has_reservation else host.has_room)
+        queue.has_reservation = False
+        if is_wanted and not wait_s and has_room:
+            return True
+        if not is_wanted:
+            queue.is_ready = False
+        elif wait_s:
+            queue.resumption = asyncio.get_running_loop().call_later(wait_s, self._rejoin, queue)
+        elif host is not None:
+            host.call_when_free(functools.partial(self._rejoin, queue, has_reservation=True))
+        if host is not None:
+            host.wake()  # the reservation was not used
+        return False
+
+    def _rejoin(self, queue: Queue[Sent], *, has_reservation: bool = False) -> bool:
+        """Add a queue that waited for its rate or host. Return False after `close`, or if the queue is empty."""
+        if self._is_closed or not queue.waiting:
+            queue.is_ready = False
+            return False
+        queue.has_reservation = has_reservation
+        self.line.append(queue)
+        self._on_return()
+        return True

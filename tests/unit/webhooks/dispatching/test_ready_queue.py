@@ -1,0 +1,71 @@
+"""The line of endpoint queues for a slot."""
+
+import asyncio
+
+from delivery.webhooks.dispatching import endpoint_queue, ready_queue
+from delivery.webhooks.scheduling import host_limits, limits
+from tests.support import fakes
+from tests.support.dispatching import deliveries
+
+
+def queue_of(endpoint_id, count, **fields):
+    """Return an endpoint's queue with `count` waiting deliveries."""
+    memory = endpoint_queue.EndpointMemory(
+        paces={}, hosts=host_limits.Hosts(limits.Limits(), lambda: 0.0), breakers={}, response_times={}
+    )
+    submitted = deliveries(count, endpoint_id, **fields)
+    queue = memory.queue_of(submitted[0].endpoint, limits.Limits(), fakes.unreported_background())
+    queue.waiting.extend(endpoint_queue.PendingDelivery(delivery) for delivery in submitted)
+    return queue
+
+
+def test_endpoints_take_turns():
+    line = ready_queue.ReadyQueue(on_return=lambda: None)
+    for queue in (queue_of("a", 3), queue_of("b", 1), queue_of("c", 2)):
+        line.add(queue)
+    begun = []
+    while line.line:
+        queue = line.pop()
+        begun.append((queue.endpoint_id, line.begin(queue, 0.0) is not None))
+    assert [endpoint_id for endpoint_id, _ in begun] == ["a", "b", "c", "a", "c", "a"]
+    assert all(has_begun for _, has_begun in begun)
+
+
+def test_a_queue_with_as_many_requests_as_it_may_have_is_not_in_line():
+    line, queue = ready_queue.ReadyQueue(on_return=lambda: None), queue_of("a", 2, max_in_flight=1)
+    line.add(queue)
+    assert line.begin(line.pop(), 0.0) is not None
+    assert not line.line
+    queue.end()
+    line.add(queue)
+    assert list(line.line) == [queue]
+
+
+def test_a_queue_leaves_the_line_until_its_rate_allows_a_request():
+    async def play():
+        returned = asyncio.Event()
+        line, queue = ready_queue.ReadyQueue(on_return=returned.set), queue_of("a", 2, max_per_second=100)
+        queue.pace.consume(0.0, 5)
+        line.add(queue)
+        assert line.begin(line.pop(), 0.0) is None
+        assert not line.line
+        line.add(queue)
+        assert not line.line  # it returns by itself
+        await returned.wait()
+        assert list(line.line) == [queue]
+
+    asyncio.run(play())
+
+
+def test_a_queue_does_not_return_when_the_task_has_ended():
+    async def play():
+        returned = []
+        line, queue = ready_queue.ReadyQueue(on_return=lambda: returned.append(True)), queue_of("a", 2, max_per_second=100)
+        queue.pace.consume(0.0, 5)
+        line.add(queue)
+        line.begin(line.pop(), 0.0)
+        line.close()
+        queue.resumption._run()
+        assert (list(line.line), returned) == ([], [])
+
+    asyncio.run(play())
