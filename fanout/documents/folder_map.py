@@ -73,7 +73,7 @@ AREAS = (
         "delivery/stages",
         "The Spark application. Runs on the driver. `tasks` and parts of `kafka` and `realtime` run in the executors.",
         (
-            "delivery.stages.jvm delivery.stages.class_sharing",
+            "delivery.stages.jvm delivery.stages.class_sharing delivery.stages.process_state",
             "delivery.stages.local_address delivery.stages.pyspark_path delivery.stages.kafka",
             "delivery.stages.checkpoint delivery.stages.registry",
             "delivery.stages.tasks",

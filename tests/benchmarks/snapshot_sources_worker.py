@@ -23,8 +23,8 @@ import uvloop
 
 from delivery.model import Event, Record
 from delivery.registry_model import Revision, SubscriptionStatus
-from delivery.stages.tasks import deliver_events, observer  # noqa: F401  # what the partition function is made of, with all that it imports
-from delivery.webhooks.lanes import worker, worker_plan
+from delivery.stages.tasks import deliver_events, observer, task_context  # noqa: F401  # what the partition function is made of, with all that it imports
+from delivery.webhooks.lanes import worker_plan
 from delivery.webhooks.results import topic_rows
 from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
@@ -191,7 +191,7 @@ def memory_mb() -> tuple[float, float]:
 
 def main() -> None:
     """Answer one task."""
-    worker.shared_worker(
+    task_context.shared_worker(
         worker_plan.Plan(topics=topic_rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t"))
     )  # loop, pool, sender
     task = pickle.load(sys.stdin.buffer)

@@ -27,7 +27,7 @@ from delivery.secret import Secret
 from delivery.stages.tasks import deliver_events, task_context
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
-from delivery.webhooks.lanes import gc_tuning, worker, worker_plan
+from delivery.webhooks.lanes import gc_tuning, worker_plan
 from delivery.webhooks.results import counters, topic_rows
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import limits
@@ -120,7 +120,7 @@ def measure(
 ) -> dict[str, float]:
     """Deliver all of `given` once; return µs for each delivery."""
     plan = worker_plan.Plan(topics=TOPICS, guard=OPEN, layout=parsing.Layout(), limits=variant.bounds)
-    worker.shared_worker(plan)  # it sets the collector's threshold, which the variant then replaces
+    task_context.shared_worker(plan)  # it sets the collector's threshold, which the variant then replaces
     gc.set_threshold(variant.collected_every)
     counted: list[counters.Counters] = []
     tools = task_context.Tools(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from delivery import errors
+from delivery.stages import process_state
 from delivery.stages.kafka import sink
 from delivery.webhooks.events import batch_records
 from delivery.webhooks.results.task_results import Results
@@ -80,7 +81,7 @@ class KafkaEventWriter:
 
         codes = frozenset(getattr(confluent_kafka.KafkaError, name) for name in FOR_GOOD)
         try:
-            refused = _Write(_producer(self.client), codes, len(records)).all(records)
+            refused = _Write(self._producer(), codes, len(records)).all(records)
         except errors.KafkaUnavailable:
             self._discard_producer()
             raise
@@ -90,10 +91,17 @@ class KafkaEventWriter:
 
     def _discard_producer(self) -> None:
         """Drop the producer with its queued records. Otherwise it sends them later, and its threads do not end."""
-        producer = _producer(self.client)
+        producer = self._producer()
         producer.purge(in_queue=True, in_flight=False)
         producer.flush(0)
-        _producer.cache_clear()
+        process_state.EVENT_PRODUCERS.clear()
+
+    def _producer(self) -> confluent_kafka.Producer:
+        import confluent_kafka  # noqa: PLC0415
+
+        return process_state.EVENT_PRODUCERS.get(
+            lambda: confluent_kafka.Producer({**_OPTIONS, **dict(self.client)}), self.client
+        )
 
 
 def to(client: Mapping[str, str | int | float | bool]) -> KafkaEventWriter:
@@ -167,13 +175,6 @@ def _rejection(batch: batch_records.BatchRecord, refused: int, why: str) -> inta
         "to the topic, or write smaller events; then write the batch again. The other events of the batch are written"
     )
     return intake.Rejection(record=batch.record, reason=intake.NOT_WRITTEN, detail=detail)
-
-
-@functools.cache  # once for each worker process: connections outlive tasks
-def _producer(client: sink.Client) -> confluent_kafka.Producer:
-    import confluent_kafka  # noqa: PLC0415
-
-    return confluent_kafka.Producer({**_OPTIONS, **dict(client)})
 
 
 class _Write:

@@ -8,13 +8,13 @@ not cover (delivery.webhooks.results.completed_work). docs/adr/0015 says why the
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from delivery import errors
+from delivery.stages import process_state
 from delivery.webhooks.results.topic_rows import TopicRow
 
 if TYPE_CHECKING:
@@ -80,7 +80,12 @@ class KafkaSink:
 
     def __call__(self) -> Writing:
         """Return a writer for one task. Called in the worker."""
-        return _ToKafka(_producer(self.client))
+        return _ToKafka(process_state.RESULT_PRODUCERS.get(self._producer, self.client))
+
+    def _producer(self) -> confluent_kafka.Producer:
+        import confluent_kafka  # noqa: PLC0415  # the driver imports this module too
+
+        return confluent_kafka.Producer({**OPTIONS, **dict(self.client)})
 
 
 def to(client: Mapping[str, str | int | float | bool]) -> KafkaSink:
@@ -89,13 +94,6 @@ def to(client: Mapping[str, str | int | float | bool]) -> KafkaSink:
     `client` has the options of librdkafka, as delivery.config.kafka_clients.for_librdkafka returns them.
     """
     return KafkaSink(tuple(sorted(client.items())))
-
-
-@functools.cache  # once for each worker process: connections outlive tasks
-def _producer(client: Client) -> confluent_kafka.Producer:
-    import confluent_kafka  # noqa: PLC0415  # the driver imports this module too
-
-    return confluent_kafka.Producer({**OPTIONS, **dict(client)})
 
 
 class _ToKafka:
@@ -127,7 +125,7 @@ class _ToKafka:
             except BufferError:  # the queue is full
                 self._producer.poll(0.1)
             except Exception as exc:
-                _producer.cache_clear()  # a producer that has failed may not recover
+                process_state.RESULT_PRODUCERS.clear()  # a producer that has failed may not recover
                 raise errors.KafkaUnavailable(
                     f"topic {row.topic} does not take a row of {len(row.value or b'')} bytes ({exc}), so the task fails. Spark "
                     "tries it some times more, and then the lane ends; deliveries without a written result are repeated. If "
@@ -151,5 +149,5 @@ class _ToKafka:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            _producer.cache_clear()  # a producer that has failed may not recover, so the next task creates a new one
+            process_state.RESULT_PRODUCERS.clear()  # a producer that has failed may not recover: the next task makes one
             raise errors.KafkaUnavailable(self._failure)

@@ -7,7 +7,6 @@ added once all of its results are written.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from pyspark import SparkContext
 from delivery.config import settings
 from delivery.observability import metrics
 from delivery.registry_model import EndpointId
+from delivery.stages import process_state
 from delivery.stages.tasks import observer
 from delivery.webhooks.results.counters import Counters
 
@@ -44,7 +44,7 @@ class Telemetry:
         no_partitions: dict[tuple[str, int], int] = {}
         self._paused = context.accumulator(no_partitions, observer.PausedParam())
         self._cpu = observer.process_cpu()
-        self._jvm_cpu = _jvm_cpu(context)
+        self._jvm_cpu = process_state.JVM_CPU_METERS.get(lambda: _jvm_cpu(context), context)
         self.observer = observer.Observer(
             total=self._total,
             gone=self._gone,
@@ -82,7 +82,6 @@ class Telemetry:
         metrics.CPU_SECONDS.labels("jvm").inc(self._jvm_cpu.spent())
 
 
-@functools.cache  # one for all lanes of an application: each adds the time since any of them last asked
 def _jvm_cpu(context: SparkContext) -> observer.Meter:
     jvm = context._jvm  # noqa: SLF001  # PySpark has no public way to the JVM, which alone knows its CPU time
     # Each package name costs the JVM a search through all of its jars, so these are looked up once.

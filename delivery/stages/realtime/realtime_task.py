@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from delivery import errors
 from delivery.model import Record
 from delivery.registry_model import EndpointId
+from delivery.stages import process_state
 from delivery.stages.realtime import channel, messages, report_buffer
 from delivery.stages.tasks import task_context
 from delivery.webhooks.lanes.lane_driver import DRAIN_S
@@ -58,10 +59,9 @@ class Followed:
         return self.registry
 
 
-@functools.cache  # one for each worker process
 def followed() -> Followed:
     """Return the Followed of this process. Each call returns the same object."""
-    return Followed()
+    return process_state.FOLLOWED_REGISTRIES.get(Followed)
 
 
 class RealtimeTask:

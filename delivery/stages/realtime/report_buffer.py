@@ -6,12 +6,12 @@ reach the driver only at the end of a task.
 
 from __future__ import annotations
 
-import functools
 import threading
 from dataclasses import dataclass
 from typing import Any
 
 from delivery.registry_model import EndpointId
+from delivery.stages import process_state
 from delivery.webhooks.results.counters import Counters
 
 
@@ -38,10 +38,9 @@ class ReportBuffer:
         return values.get("total", Counters()), values.get("gone", frozenset()), values.get("unresponsive", frozenset())
 
 
-@functools.cache  # one for each worker process
 def buffer() -> ReportBuffer:
     """Return the buffer of this process."""
-    return ReportBuffer()
+    return process_state.REPORT_BUFFERS.get(ReportBuffer)
 
 
 @dataclass(frozen=True, slots=True)

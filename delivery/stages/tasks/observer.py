@@ -7,7 +7,6 @@ delivery.stages.lanes.telemetry, whose metrics and settings would take 11 MB of 
 
 from __future__ import annotations
 
-import functools
 import random
 import threading
 import time
@@ -19,6 +18,7 @@ from pyspark import AccumulatorParam
 
 from delivery.observability import logs
 from delivery.registry_model import EndpointId
+from delivery.stages import process_state
 from delivery.webhooks.results import attempt_log, counters
 from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.results.task_results import Results
@@ -104,16 +104,9 @@ class Meter:
             return spent
 
 
-@functools.cache  # one for each process: a worker reports its CPU time with its results, the driver at each micro-batch
 def process_cpu() -> Meter:
     """Return the meter of the CPU seconds that this process uses. Each call returns the same meter."""
-    return Meter(time.process_time)
-
-
-@functools.cache  # one for each worker process
-def _attempt_log(level: str, form: str, sample: float) -> attempt_log.AttemptLog:
-    logs.configure(level, form)
-    return attempt_log.AttemptLog(sample, clock=time.monotonic, rng=random.Random())  # noqa: S311  # a sample
+    return process_state.CPU_METERS.get(lambda: Meter(time.process_time))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +129,7 @@ class Observer:
     """Partitions whose records wait for a schema, each with its first waiting offset. None: the lane pauses no partitions."""
 
     def __call__(self, results: Results) -> None:
-        _attempt_log(self.level, self.format, self.attempt_sample).write(results)
+        process_state.ATTEMPT_LOGS.get(self._attempt_log, self.level, self.format, self.attempt_sample).write(results)
         self.total.add(counters.count(results, cpu_s=process_cpu().spent()))
         if results.gone:
             self.gone.add(results.gone)
@@ -144,3 +137,7 @@ class Observer:
             self.unresponsive.add(results.unresponsive)
         if results.paused and self.paused is not None:
             self.paused.add(dict(results.paused))
+
+    def _attempt_log(self) -> attempt_log.AttemptLog:
+        logs.configure(self.level, self.format)
+        return attempt_log.AttemptLog(self.attempt_sample, clock=time.monotonic, rng=random.Random())  # noqa: S311  # a sample

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
+from delivery.stages import process_state
 from delivery.webhooks.state import chunking
 from delivery.webhooks.state.backlog import ShardBacklog
 
@@ -109,8 +110,8 @@ def items_in_row(value: bytes) -> list[bytes]:
     return _decoder.decode(value)
 
 
-_open_connections: collections.deque[Any] = collections.deque(maxlen=8)
-"""The newest connections of this process to the state server. See `_leave_open`."""
+MOST_LEFT_OPEN = 8
+"""Most connections to the state that a process leaves open after their tasks. See `_leave_open`."""
 
 
 def _leave_open(connection: Any) -> None:
@@ -122,7 +123,8 @@ def _leave_open(connection: Any) -> None:
     interrupts it while it reads. Spark does so when the task ends.
     """
     connection.set_handle_state = lambda _: None
-    _open_connections.append(connection)
+    left_open: collections.deque[Any] = process_state.STATE_CONNECTIONS.get(lambda: collections.deque(maxlen=MOST_LEFT_OPEN))
+    left_open.append(connection)
 
 
 class Shard(StatefulProcessor):

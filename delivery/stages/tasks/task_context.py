@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.registry_model import Revision
+from delivery.stages import process_state
 from delivery.stages.kafka import event_writer, sink
 from delivery.stages.kafka.completed_reader import CompletedWork
 from delivery.stages.tasks import orphan
@@ -34,6 +35,11 @@ NO_ROWS = T.StructType([T.StructField("nothing", T.BooleanType())])
 text, the JVM would parse it in each micro-batch."""
 LAST_FLUSH_S = 1.0
 """Seconds that a failing task waits for Kafka to confirm its last rows."""
+
+
+def shared_worker(plan: worker_plan.Plan) -> worker.Worker:
+    """Return this process's worker for `plan`, created on first use."""
+    return process_state.WORKERS.get(lambda: worker.Worker(plan), plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,7 @@ class Tools:
 
     def begin(self) -> Task:
         """Start a task in this worker process, and return it. Called by the task itself, before it reads its input."""
-        process = worker.shared_worker(self.plan)
+        process = shared_worker(self.plan)
         process.begin_task(self.created_s, self.workers)
         orphan.outlive(process.mark_orphaned)
         process.write_background_results_by(self.write_background_results)
@@ -75,7 +81,7 @@ class Tools:
         result is never written.
         """
         writing = self.sink()
-        _write(writing, results, self.plan.topics, revision, worker.shared_worker(self.plan).now_s())
+        _write(writing, results, self.plan.topics, revision, shared_worker(self.plan).now_s())
         writing.finish()
         writing.write(topic_rows.completion_rows(ended, self.plan.topics))
         writing.finish()

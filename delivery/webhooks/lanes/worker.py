@@ -343,14 +343,3 @@ class Worker:
         self._registry = registry
         self._retry.follow(registry)
         return registry
-
-
-_workers: dict[worker_plan.Plan, Worker] = {}
-
-
-def shared_worker(plan: worker_plan.Plan) -> Worker:
-    """Return this process's worker for `plan`, created on first use."""
-    worker = _workers.get(plan)
-    if worker is None:
-        worker = _workers[plan] = Worker(plan)
-    return worker

@@ -5,6 +5,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from delivery import errors
+from delivery.stages import process_state
 from delivery.stages.kafka import event_writer
 from delivery.webhooks.events import batch_records
 from tests.support import builders
@@ -58,8 +59,8 @@ def write(monkeypatch):
     def begin(batches, *answers, **options):
         begin.producer = Producer(*answers)
         begin.forgotten = []
-        monkeypatch.setattr(event_writer, "_producer", made := lambda _: begin.producer)
-        made.cache_clear = lambda: begin.forgotten.append(1)
+        monkeypatch.setattr(event_writer.KafkaEventWriter, "_producer", lambda _: begin.producer)
+        monkeypatch.setattr(process_state.EVENT_PRODUCERS, "clear", lambda: begin.forgotten.append(1))
         found = [
             batch_records.BatchRecord(
                 builders.record(offset=offset, key=b"k", partition=2, value=b"[%s]" % b",".join(events)), len(events), 1000

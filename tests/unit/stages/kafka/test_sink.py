@@ -3,6 +3,7 @@
 import pytest
 
 from delivery import errors
+from delivery.stages import process_state
 from delivery.stages.kafka import sink
 from delivery.webhooks.results.topic_rows import TopicRow
 
@@ -40,11 +41,14 @@ class Producer:
 def written_at(monkeypatch):
     def begin(*offsets):
         made = []
-        monkeypatch.setattr(sink, "_producer", producer := lambda client: made.append(client) or Producer(*offsets))
-        producer.cache_clear = lambda: made.append("forgotten")
+        monkeypatch.setattr(sink.KafkaSink, "_producer", lambda self: made.append(self.client) or Producer(*offsets))
+        process_state.RESULT_PRODUCERS.clear()
+        monkeypatch.setattr(process_state.RESULT_PRODUCERS, "clear", lambda: made.append("forgotten"))
         return sink.to({})(), made
 
-    return begin
+    yield begin
+    monkeypatch.undo()
+    process_state.RESULT_PRODUCERS.clear()
 
 
 ROWS = [TopicRow("attempts", b"ep1", b"one"), TopicRow("attempts", b"ep1", b"two")]

@@ -1,0 +1,62 @@
+"""Name the objects that a process of the job keeps from task to task, or shares among its lanes: who makes, uses and ends each.
+
+Runs in the executors' Python workers and on the driver. No other module of `delivery` keeps such an object at module level.
+`functools` caches of pure functions are not listed: they change no behaviour when they are emptied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+Made = TypeVar("Made")
+
+
+class Kept:
+    """Objects of one kind that a process keeps, each under the key for which it was made. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._objects: dict[Hashable, Any] = {}
+
+    def get(self, make: Callable[[], Made], *key: Hashable) -> Made:
+        """Return the object of `key`. The first call makes it. An object without a key exists once in the process."""
+        with self._lock:
+            if key not in self._objects:
+                self._objects[key] = make()
+            made: Made = self._objects[key]
+        return made
+
+    def clear(self) -> None:
+        """Forget all objects: the next call of `get` makes a new one. Users of an old one may go on with it."""
+        with self._lock:
+            self._objects.clear()
+
+
+WORKERS = Kept()
+"""In a worker: the event loop, connections and endpoint memory of each plan (`lanes.worker.Worker`). Made and used by tasks
+(`tasks.task_context`). Ends with the process."""
+RESULT_PRODUCERS = Kept()
+"""In a worker: the Kafka producer for results, one for each configuration of librdkafka. Made and used by the writers of tasks
+(`kafka.sink`). A writer clears it when a row could not be written. Otherwise it ends with the process."""
+EVENT_PRODUCERS = Kept()
+"""In a worker: the same for the events of batch records (`kafka.event_writer`), with options of its own."""
+ATTEMPT_LOGS = Kept()
+"""In a worker: the log of attempts, one for each set of log settings. Making it configures the process's logs. Made and used by
+observers (`tasks.observer`). Ends with the process."""
+CPU_METERS = Kept()
+"""In a worker and on the driver: the meter of the process's CPU time. Made by the first user (`tasks.observer`), and read with
+each set of results; on the driver, with each micro-batch of any lane (`lanes.telemetry`). Ends with the process."""
+JVM_CPU_METERS = Kept()
+"""On the driver: the meter of the JVM's CPU time, one for each Spark context. Made by the first lane, and read with each
+micro-batch of any lane (`lanes.telemetry`). Ends with the process."""
+FOLLOWED_REGISTRIES = Kept()
+"""In a worker: the registry that tasks of the real-time lane keep up to date (`realtime.realtime_task.Followed`). Made by the
+first such task, replaced and changed by all of them. Ends with the process."""
+REPORT_BUFFERS = Kept()
+"""In a worker: the totals that tasks of the real-time lane report to the driver (`realtime.report_buffer`). Made by the first
+observer of such a task, and drained with each report. Ends with the process."""
+STATE_CONNECTIONS = Kept()
+"""In a worker of a lane with state: the newest connections to the state of shards. Made by the first shard, and added to by
+each task (`tasks.shard_state`). The oldest one is closed when there are too many."""
