@@ -71,7 +71,8 @@ def test_each_lane_reads_the_state_of_its_worker_in_the_event_loop(monkeypatch):
     """
     threads = []
     with contextlib.closing(worker.Worker(PLAN)) as here:
-        monkeypatch.setattr(here._memory.hosts, "drain_delayed", lambda: threads.append(threading.current_thread().name) or 0)
+        hosts = here._state.memory.hosts
+        monkeypatch.setattr(hosts, "drain_delayed", lambda: threads.append(threading.current_thread().name) or 0)
         source = Source(builders.snapshot())
         list(here.deliver([[RECORD]], source))
         list(here.deliver_batches([], source))

@@ -122,8 +122,8 @@ def test_the_retry_lane_reports_an_outage_and_forgets_circuit_breakers(here):
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         known = source(["c1", "c2"] * 5, **{f"ep{n}": f"http://127.0.0.{n + 1}:{port}/" for n in range(10)})
-        here._memory.breakers["ep1"] = circuit_breaker.CircuitBreaker()
+        here._state.memory.breakers["ep1"] = circuit_breaker.CircuitBreaker()
         leases = [lease(waiting(through=(f"s-ep{n}",)), endpoint=f"ep{n}", customer_id=f"c{n % 2 + 1}") for n in range(10)]
         ended = list(here.retry([retry_messages.encoded(message) for message in leases], known, 5.0))
     assert [(results.results.reach.asked, results.results.reach.unreachable) for results in ended] == [(0, 0), (10, 10)]
-    assert here._memory.breakers == {}
+    assert here._state.memory.breakers == {}

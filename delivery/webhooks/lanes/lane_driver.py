@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 import uvloop
 
-from delivery.webhooks.lanes import drain_gate
+from delivery.webhooks.lanes import drain_gate, retry_lane
+from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.task_results import Results
+from delivery.webhooks.routing import registries
 
 RESULTS_EVERY_S = 0.05
 """Seconds between two sets of results of a running task. Yielded results are in Kafka some 10 ms later. Deliveries with these
@@ -23,6 +27,8 @@ results are not repeated if this process is killed."""
 DRAIN_S = 2.5
 """Most seconds for which a failing task waits for attempts in flight. Deliveries whose results arrive in time are not
 repeated."""
+LEASES_AT_ONCE = 16
+"""Most leases that are read before the results so far are written."""
 Returned = TypeVar("Returned")
 
 
@@ -42,6 +48,14 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, Returned]) -> Returned:
         """Run `work` in the loop, wait for its end, and return its result or raise its error. Not called in the loop."""
         return self.begin(work).result()
+
+    def call(self, function: Callable[[], Returned]) -> Returned:
+        """Call `function` in the loop, and return its result or raise its error. Not called in the loop."""
+
+        async def called() -> Returned:
+            return function()
+
+        return self.run(called())
 
     def begin(self, work: Coroutine[Any, Any, Returned]) -> concurrent.futures.Future[Returned]:
         """Begin `work` in the loop; return the future of its result at once."""
@@ -157,8 +171,43 @@ class LaneDriver:
         """Begin no further attempts. Yield the results of attempts in flight for at most DRAIN_S."""
         closing = self._thread.begin(self._gate.close(DRAIN_S))
         while not concurrent.futures.wait([closing], RESULTS_EVERY_S).done:
-            yield self._thread.run(self._drain())
-        yield self._thread.run(self._drain())
+            yield self._thread.call(self._lane.drain)
+        yield self._thread.call(self._lane.drain)
 
-    async def _drain(self) -> Results:
-        return self._lane.drain()
+
+class LeaseDriver:
+    """Run the leases of tasks of the retry lane. Called in the thread of a task.
+
+    `complete` adds the state of the worker to the last results of a task. It is called in the event loop.
+    """
+
+    def __init__(self, thread: LoopThread, retry: retry_lane.RetryLane, complete: Callable[[Results], Results]) -> None:
+        self._thread = thread
+        self._retry = retry
+        self._complete = complete
+
+    def results(
+        self,
+        leases: Iterable[bytes],
+        registry: registries.Registry,
+        settle_s: float,
+        ended: completed_work.CompletedKeys,
+    ) -> Iterator[retry_lane.LeaseResults]:
+        """Start the leases of one task, and yield results until all have ended or `settle_s` has passed."""
+        written = iter(leases)
+        while chunk := list(itertools.islice(written, LEASES_AT_ONCE)):
+            yield self._thread.run(self._retry.start(chunk, registry, settle_s, ended))
+        deadline = time.monotonic() + settle_s
+        while not self._thread.run(self._retry.wait_for_leases(RESULTS_EVERY_S)) and time.monotonic() < deadline:
+            if (ended_now := self.drain()) is not None:
+                yield ended_now
+        yield self._thread.run(self._finish_task())
+
+    def drain(self) -> retry_lane.LeaseResults | None:
+        """Return the results so far of all leases, without waiting. None: there are none."""
+        return self._thread.call(self._retry.drain)
+
+    async def _finish_task(self) -> retry_lane.LeaseResults:
+        last = await self._retry.finish_task(0.0)
+        self._complete(last.results)
+        return last
