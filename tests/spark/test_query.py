@@ -10,6 +10,7 @@ from delivery.config import settings
 from delivery.observability import health
 from delivery.stages.kafka import topic_source
 from delivery.stages.lanes import session, streaming_lane
+from tests.e2e.conftest import assert_eventually
 from tests.spark.test_checkpoints import Topic
 
 pytestmark = pytest.mark.spark
@@ -73,7 +74,8 @@ def test_a_micro_batch_that_hangs_does_not_keep_the_job_from_ending(spark, kafka
     config = settings.SparkSettings(checkpoint=str(tmp_path))
     with pytest.raises(errors.LaneFailed, match=r"lane batch was asked to stop 0 s ago.* is interrupted"):
         lane.run(lambda: records_of(topic, spark), config, 0.1, once=False)
-    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    # The tracker learns of the end from Spark's event queue, after the job has ended.
+    assert_eventually(spark.sparkContext.statusTracker().getActiveJobsIds, lambda jobs: jobs == [])
 
 
 def test_a_lane_whose_driver_hangs_ends_and_leaves_its_query_behind(spark, kafka, tmp_path, caplog):
