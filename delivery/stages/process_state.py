@@ -1,7 +1,7 @@
 """Name the objects that a process of the job keeps from task to task, or shares among its lanes: who makes, uses and ends each.
 
-Runs in the executors' Python workers and on the driver. No other module of `delivery` keeps such an object at module level.
-`functools` caches of pure functions are not listed: they change no behaviour when they are emptied.
+Runs in the executors' Python workers and on the driver. No other module keeps such an object at module level, with two
+exceptions: the metrics (delivery.observability.metrics) and `functools` caches of what arguments alone determine.
 """
 
 from __future__ import annotations

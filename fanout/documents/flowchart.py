@@ -1,4 +1,4 @@
-"""Draw how data flows through modules as a Mermaid flowchart, and prove each box and arrow from the code.
+"""Draw how data flows through modules as a Mermaid flowchart, and check each box and arrow against the code.
 
 Runs in `python -m fanout.documents.generate` and the tests. Reads the files of the packages and imports none of them.
 """
@@ -183,7 +183,7 @@ def _box(name: str, box: Box, code: Known) -> str:
             paths = [_path(module, code) for module in names]
             return f'{name}["{"<br/>".join([*paths, *([note] if note else [])])}"]'
         case Topics(named):
-            label = _topic(named[0]) if len(named) == 1 else f"topics: {' · '.join(map(_stem, named))}"
+            label = _topic(named[0], code) if len(named) == 1 else f"topics: {' · '.join(map(_stem, named))}"
             return f'{name}[("{label}")]'
         case Outside(label, is_store):
             return f'{name}[("{label}")]' if is_store else f'{name}["{label}"]'
@@ -197,9 +197,16 @@ def _path(module: str, code: Known) -> str:
     return f"{path}.py" if module in code.imports else path
 
 
-def _topic(setting: str) -> str:
-    """Return the label of a topic, or of topics that match a pattern: `delivery.retries_topic` names the retries topic."""
-    return f"topics of {setting}" if setting.endswith("_pattern") else f"{_stem(setting)} topic"
+def _topic(setting: str, code: Known) -> str:
+    """Return the label of a topic, or of topics that match a pattern: `delivery.retries_topic` names the retries topic.
+
+    The label has the area if two areas have a setting of this name.
+    """
+    if setting.endswith("_pattern"):
+        return f"topics of {setting}"
+    area, _, field = setting.partition(".")
+    is_shared = field != "topic" and sum(name.endswith(f".{field}") for name in code.settings) > 1
+    return f"{area} {_stem(setting)} topic" if is_shared else f"{_stem(setting)} topic"
 
 
 def _stem(setting: str) -> str:

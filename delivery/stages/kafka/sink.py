@@ -127,10 +127,9 @@ class _ToKafka:
             except Exception as exc:
                 process_state.RESULT_PRODUCERS.clear()  # a producer that has failed may not recover
                 raise errors.KafkaUnavailable(
-                    f"topic {row.topic} does not take a row of {len(row.value or b'')} bytes ({exc}), so the task fails. Spark "
-                    "tries it some times more, and then the lane ends; deliveries without a written result are repeated. If "
-                    "the row is too large, raise message.max.bytes in kafka.librdkafka_options, and start the job again. "
-                    "Otherwise check the brokers"
+                    f"topic {row.topic} does not take a row of {len(row.value or b'')} bytes ({exc}), so the task fails and is "
+                    "tried again. If it keeps failing, the lane ends. Deliveries without a written result are repeated. If the "
+                    "row is too large, raise message.max.bytes in kafka.librdkafka_options. Otherwise check the brokers"
                 ) from exc
             else:
                 with self._lock:

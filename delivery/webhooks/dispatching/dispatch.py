@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Generic, Protocol
+from typing import Generic, Protocol, assert_never
 
 from delivery.model import Attempt, Outcome, OutcomeKind, Sendable, Sent
 from delivery.registry_model import EndpointId
@@ -284,20 +284,23 @@ class Dispatcher(Generic[Sent]):
         settlement = settling.settle(
             attempt, self._quick_retry, is_breaker_open=is_open, is_in_background=pending.name is not None
         )
-        if settlement is settling.DELIVERED:
-            self._finish(pending, Outcome(pending.delivery, OutcomeKind.DELIVERED, pending.attempts))
-        elif settlement.step is NextStep.FAILED:
-            self._finish(pending, self._deferrals.failed(pending.delivery, pending.attempts))
-        elif settlement.step is NextStep.DEFERRED_QUICK_RETRY:
-            self._finish(pending, self._deferrals.quick_retry(pending.delivery, pending.attempts, settlement.wait_s))
-        else:
-            self._quick_retries.begin(pending, settlement.wait_s)
-            self._defer_quick_retries()
+        match settlement.step:
+            case NextStep.DELIVERED:
+                self._finish(pending, Outcome(pending.delivery, OutcomeKind.DELIVERED, pending.attempts))
+            case NextStep.QUICK_RETRY:
+                self._quick_retries.begin(pending, settlement.wait_s)
+                self._defer_quick_retries()
+            case NextStep.DEFERRED_QUICK_RETRY:
+                self._finish(pending, self._deferrals.quick_retry(pending.delivery, pending.attempts, settlement.wait_s))
+            case NextStep.FAILED:
+                self._finish(pending, self._deferrals.failed(pending.delivery, pending.attempts))
+            case _:
+                assert_never(settlement.step)
         if settlement.defers_waiting:
             self._defer_waiting(queue, retry_reasons.CIRCUIT_OPEN)
 
     def _defer_quick_retries(self) -> None:
-        """If the last deliveries of the task wait for quick retries, defer them. The retry lane then makes these retries.
+        """If all remaining deliveries of the task wait for quick retries, defer them. The retry lane then makes these retries.
 
         These deliveries continue to wait in the task:
         1. All, if the response deadline is infinite: there may be no retry lane.

@@ -32,8 +32,7 @@ class Settlement(NamedTuple):
     """True: all waiting deliveries of the endpoint are deferred, because its circuit breaker is open."""
 
 
-DELIVERED = Settlement(NextStep.DELIVERED)
-"""The only Settlement with this step."""
+_DELIVERED = Settlement(NextStep.DELIVERED)
 
 
 def settle(attempt: Attempt, quick_retry: backoff.QuickRetry, *, is_breaker_open: bool, is_in_background: bool) -> Settlement:
@@ -46,7 +45,7 @@ def settle(attempt: Attempt, quick_retry: backoff.QuickRetry, *, is_breaker_open
     """
     error_class = attempt.error_class
     if error_class is None:
-        return DELIVERED
+        return _DELIVERED
     if is_breaker_open:
         return Settlement(NextStep.FAILED, defers_waiting=True)
     wait_s = quick_retry.wait_s(attempt.number, error_class, attempt.retry_after_s)

@@ -116,7 +116,7 @@ class WorkerState:
 
     @property
     def revision(self) -> Revision:
-        """Return the newest revision of the registry that a task used in this process. 0: none has used a registry."""
+        """Return the newest revision of the registry that a task used in this process. 0: none has used one. For any thread."""
         if self._registry is not None:  # a task that Spark runs again may bring an older one
             self._newest = max(self._newest, self._registry.newest)
         return self._newest

@@ -219,7 +219,8 @@ def _changed(
     items = []
     for endpoint_id in ids:
         if endpoint_id not in rows:
-            items.append(ChangedEndpoint(endpoint=endpoint_id, result=BulkResult.NOT_FOUND, detail="there is no such endpoint"))
+            detail = problems.not_found("endpoint").problem.detail
+            items.append(ChangedEndpoint(endpoint=endpoint_id, result=BulkResult.NOT_FOUND, detail=detail))
             continue
         try:
             with call.connection.transaction():
