@@ -15,7 +15,7 @@ from delivery.config import settings
 from fanout.documents import folder_map
 
 Medium = Literal["Spark", "Kafka", "Postgres", "HTTP", "TCP", "object"]
-"""How data gets to a box that its source does not import. `object`: by an object that a third module has, or passes in."""
+"""The means by which a box gives data to one that it does not import. `object`: a third module passes an object to one end."""
 OPENS_POSTGRES = "subscriptions_db.postgres.connect"
 
 
@@ -43,7 +43,7 @@ Box = Code | Topics | Outside
 
 
 class Handover(NamedTuple):
-    """How data passes along an arrow that is no call."""
+    """The means by which the source of an arrow gives data to the target without a call."""
 
     medium: Medium
     by: str

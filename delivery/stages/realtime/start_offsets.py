@@ -37,9 +37,8 @@ TRIES, RETRY_S = 3, 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptBounds:
-    """The bounds of reading receipts. Each field has the meaning of the constant with its name."""
+    """The wait between tries to read receipts (RETRY_S), and the bounds of one try."""
 
-    tries: int = TRIES
     retry_s: float = RETRY_S
     reads: completed_reader.ReadBounds = completed_reader.BOUNDS
 
@@ -117,7 +116,7 @@ def _receipts_patiently(
 ) -> tuple[dict[Place, list[HandledRange]], int]:
     """Return the result of `_receipts`; raise KafkaUnavailable if all TRIES fail, or if one gets no message for READ_S."""
     why = ""
-    for _ in range(bounds.tries):
+    for _ in range(TRIES):
         try:
             return _receipts(asked, of, bounds.reads)
         except errors.KafkaUnavailable as exc:  # it has waited long enough
@@ -127,7 +126,7 @@ def _receipts_patiently(
             log.warning(
                 "the offset receipts of lane realtime could not be read (%s): the lane waits, and makes %d tries, %.0f s "
                 "apart. Check that Kafka answers, and that the job may read the attempts topic",
-                exc, bounds.tries, bounds.retry_s,
+                exc, TRIES, bounds.retry_s,
             )  # fmt: skip
             why = str(exc)
             time.sleep(bounds.retry_s)

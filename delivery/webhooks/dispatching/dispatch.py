@@ -67,7 +67,9 @@ class Dispatcher(Generic[Sent]):
         self._queues: dict[EndpointId, Queue[Sent]] = {}
         self._changed = asyncio.Event()
         """Set when a condition may hold for which `_wait_while` waits."""
-        self._ready: ready_queue.ReadyQueue[Sent] = ready_queue.ReadyQueue(on_return=self._start_runner)
+        self._ready: ready_queue.ReadyQueue[Sent] = ready_queue.ReadyQueue(
+            on_return=lambda: self._runners.start()  # noqa: PLW0108  # the pool is made after the queue
+        )
         self._runners = runner_pool.RunnerPool(
             bounds.max_in_flight, self._ready.line, attempt_next=self._attempt_next, on_failure=self._changed.set
         )
@@ -230,9 +232,6 @@ class Dispatcher(Generic[Sent]):
             queue.waiting.append(pending)
             self._ready.add(queue)
             self._runners.start()
-
-    def _start_runner(self) -> None:
-        self._runners.start()
 
     async def _attempt_next(self, runner: asyncio.Task[None]) -> bool:
         """Attempt the first delivery of the next ready queue, if it may begin. Called by a runner.

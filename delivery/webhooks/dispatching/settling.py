@@ -10,7 +10,7 @@ from delivery.webhooks.policy import backoff
 
 
 class NextStep(enum.Enum):
-    """What happens to a delivery after an attempt."""
+    """The step that the dispatcher takes with a delivery after an attempt."""
 
     DELIVERED = enum.auto()
     """The delivery ends: the endpoint accepted it."""

@@ -52,7 +52,7 @@ class WorkerState:
             breakers=cachetools.LRUCache(maxsize=MAX_BREAKERS),
             response_times=cachetools.LRUCache(maxsize=MAX_RESPONSE_TIMES),
         )
-        """What the process has learned of endpoints and hosts."""
+        """Pace, circuit breaker and response times of each endpoint, and the load of each host, as the process measures it."""
         self._endpoint_clock, self._network = self.thread.run(self._open())
         attempts = sender.Sender(
             self._network,
