@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READ_S = 60.0
-"""Seconds for reading the results. Deliveries whose results are not read by then are repeated. For offset receipts: longest
-time without a message."""
-ASKED_S = 10.0
-"""Seconds for one request to Kafka, for partitions or for offsets."""
 SLACK_MS = 60_000
 """Milliseconds by which reading begins before the start of the micro-batch, because the clocks of driver, executors and brokers
 differ. Reading too much costs only time."""
@@ -36,10 +31,13 @@ differ. Reading too much costs only time."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBounds:
-    """The bounds of a reading. Each field has the meaning of the constant with its name."""
+    """The bounds of a reading."""
 
-    read_s: float = READ_S
-    asked_s: float = ASKED_S
+    read_s: float = 60.0
+    """Seconds for reading the results. Deliveries whose results are not read by then are repeated. For offset receipts: longest
+    time without a message."""
+    asked_s: float = 10.0
+    """Seconds for one request to Kafka, for partitions or for offsets."""
 
 
 BOUNDS = ReadBounds()
@@ -76,7 +74,7 @@ class CompletedWork:
 def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[completed_work.Key]:
     """Return the keys of the deliveries and leases that ended, by the results in Kafka since SLACK_MS before `since_ms`.
 
-    Never raises: if a topic cannot be read, or not within READ_S, log a warning and return the keys found so far.
+    Never raises: if a topic cannot be read, or not within `read_s`, log a warning and return the keys found so far.
     """
     import confluent_kafka  # noqa: PLC0415  # most workers never need it
 
@@ -129,7 +127,7 @@ def messages(
     `since_ms` is in milliseconds since the epoch. The caller decides what an error means. A topic that does not exist has no
     messages. Raise KafkaException if Kafka does not answer the requests for partitions and offsets, or refuses them. Raise
     KafkaUnavailable if the topic is not read to its end by the time `until`, in monotonic seconds. With `is_patient`,
-    each poll with messages sets `until` to READ_S after that poll.
+    each poll with messages sets `until` to `read_s` after that poll.
     """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition  # noqa: PLC0415
 

@@ -31,16 +31,18 @@ from delivery.webhooks.results.log_records import OffsetReceipt
 
 log = logging.getLogger(__name__)
 
-TRIES, RETRY_S = 3, 1.0
-"""Number of tries to read the receipts, and the seconds between tries. A broker may refuse once after a change of leaders."""
+TRIES = 3
+"""Number of tries to read the receipts. A broker may refuse once after a change of leaders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptBounds:
-    """The wait between tries to read receipts (RETRY_S), and the bounds of one try."""
+    """The bounds of reading the receipts."""
 
-    retry_s: float = RETRY_S
+    retry_s: float = 1.0
+    """Seconds between two tries."""
     reads: completed_reader.ReadBounds = completed_reader.BOUNDS
+    """The bounds of one try."""
 
 
 BOUNDS = ReceiptBounds()
@@ -88,7 +90,7 @@ def read(
 
     Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. `checkpoint` is the lane's folder. Raise
     KafkaUnavailable if the receipts cannot be read in TRIES tries, or if no message of the attempts topic comes for
-    `completed_reader.READ_S` seconds. Without receipts, records since the last commit would be sent again.
+    `ReadBounds.read_s` seconds. Without receipts, records since the last commit would be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
@@ -114,7 +116,7 @@ def read(
 def _receipts_patiently(
     asked: completed_reader.CompletedWork, of: Callable[[str], bool], bounds: ReceiptBounds
 ) -> tuple[dict[Place, list[HandledRange]], int]:
-    """Return the result of `_receipts`; raise KafkaUnavailable if all TRIES fail, or if one gets no message for READ_S."""
+    """Return the result of `_receipts`; raise KafkaUnavailable if all TRIES fail, or if one gets no message for `read_s`."""
     why = ""
     for _ in range(TRIES):
         try:
@@ -142,8 +144,8 @@ def _receipts(
     """Return, by partition, the ranges of offsets that receipts name as handled, and the time of the last receipt.
 
     The time is in milliseconds since the epoch; 0: no receipt was found. Raise KafkaException if a part of the attempts topic
-    cannot be read, and KafkaUnavailable if no further message comes for READ_S. A lane that has rested for days reads for
-    minutes, and logs each READ_S how far it is.
+    cannot be read, and KafkaUnavailable if no further message comes for `read_s`. A lane that has rested for days reads for
+    minutes, and logs each `read_s` how far it is.
     """
     import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
 

@@ -27,20 +27,18 @@ from delivery.webhooks.state import compaction, versioning
 from delivery.webhooks.state.backlog import ShardBacklog
 
 VERSION = 1
-MAX_SEGMENT_BYTES = 128 * 1024
-"""Most bytes of events in a stored segment. An endpoint with more bytes has a larger segment of its own. Small, because a
-segment is read whole when events of one of its endpoints are sent."""
-MAX_SENT_BYTES = 64 * 1024 * 1024
-"""Most bytes that one decision sends to endpoints with stored events, because all batches of a decision are in memory
-together. A single endpoint may exceed the bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingBounds:
-    """The bounds of one decision. Each field has the meaning of the constant with its name."""
+    """The bounds of one decision."""
 
-    max_segment_bytes: int = MAX_SEGMENT_BYTES
-    max_sent_bytes: int = MAX_SENT_BYTES
+    max_segment_bytes: int = 128 * 1024
+    """Most bytes of events in a stored segment. An endpoint with more bytes has a larger segment of its own. Small, because a
+    segment is read whole when events of one of its endpoints are sent."""
+    max_sent_bytes: int = 64 * 1024 * 1024
+    """Most bytes that one decision sends to endpoints with stored events, because all batches of a decision are in memory
+    together. A single endpoint may exceed the bound."""
     merges: compaction.MergeBounds = compaction.BOUNDS
 
 
@@ -66,8 +64,8 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
     def due_ms(self) -> int:
         """Return when the next batch is due, in milliseconds since the epoch.
 
-        0: at once, because the stored events fill a batch. A decision sends full batches up to MAX_SENT_BYTES. So a full batch
-        that is stored after a decision was kept back by that bound.
+        0: at once, because the stored events fill a batch. A decision sends full batches up to `max_sent_bytes`. So a full
+        batch that is stored after a decision was kept back by that bound.
         """
         is_full = self.events >= self.bounds.max_events or self.size >= self.bounds.max_bytes
         return 0 if is_full else self.due_by_time_ms
@@ -157,7 +155,7 @@ def decide(
 
     `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment with a given number. A
     second run with the same arguments sends the same batches. A batch that is due within the look-ahead is sent now: at the
-    next decision it would be late. A decision sends stored events up to MAX_SENT_BYTES, the endpoints with the oldest events
+    next decision it would be late. A decision sends stored events up to `max_sent_bytes`, the endpoints with the oldest events
     first. Other endpoints with due events wait for the next decision. Raise StateUnreadable for a segment of another version.
     """
     return _Batcher(index, read, now_ms + look_ahead_ms, bounds).decide(arrived)
@@ -226,7 +224,7 @@ class _Batcher:
     def _sending(self, immediate: set[str]) -> list[str]:
         """Return the sorted keys of the due endpoints whose events are sent now.
 
-        Of endpoints with stored events, those with the oldest events are sent: at least one, and others up to MAX_SENT_BYTES.
+        Of endpoints with stored events, those with the oldest events are sent: at least one, and others up to `max_sent_bytes`.
         The events of all other due endpoints are sent too: they are in memory already, and a micro-batch is bounded. The keys
         in segments are sorted in the same way, so few segments are decoded at a time.
         """

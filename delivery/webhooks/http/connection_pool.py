@@ -28,8 +28,6 @@ from delivery.webhooks.http import dns, exchange_deadlines, guard, http_connecti
 from delivery.webhooks.http.origin import Origin
 from delivery.webhooks.scheduling import host_limits
 
-KEEPALIVE_S = 30.0
-"""Seconds after which an idle connection is closed."""
 MAX_AGE_S = 300.0
 """Seconds after its opening from which a connection is not kept for a further request. A connection in steady use would
 otherwise never follow a changed address of its name, and never verify a renewed or expired certificate. The age has no jitter:
@@ -48,11 +46,14 @@ _LOOKING_UP = "while looking up the name"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolBounds:
-    """The bounds of a pool, besides its number of connections. Each field has the meaning of the constant with its name."""
+    """The bounds of a pool, besides its number of connections."""
 
-    keepalive_s: float = KEEPALIVE_S
+    keepalive_s: float = 30.0
+    """Seconds after which an idle connection is closed."""
     dns_ttl_s: int = dns.DNS_TTL_S
+    """Seconds for which the addresses of a name are cached."""
     max_lookups: int = dns.MAX_LOOKUPS
+    """Maximum look-ups of names at the same time."""
 
 
 BOUNDS = PoolBounds()
@@ -161,7 +162,7 @@ class _Connector(aiohttp.TCPConnector):
 class ConnectionPool:
     """All connections of one Transport. Created inside the event loop that uses it.
 
-    Guarantee: never more than `max_connections` are open, idle ones included. An idle connection is closed after KEEPALIVE_S.
+    Guarantee: never more than `max_connections` are open, idle ones included. An idle connection is closed after `keepalive_s`.
     If the pool is full when a request needs a new connection, the connection that has been idle longest is closed earlier. A
     connection that is older than MAX_AGE_S is closed after its request.
     """

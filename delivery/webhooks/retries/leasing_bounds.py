@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from delivery.webhooks.retries import fifo, resends, timer_wheel
 from delivery.webhooks.state import segment_store
 
-MAX_LEASED_BYTES = 64 * 1024 * 1024
-"""Maximum of bytes of entries (RetryEntry.written_bytes) that one decision leases or gives up as expired. The last lease may
-exceed it. The leases of a decision are in memory together. Entries beyond it stay due, and the next decision comes at once."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasingBounds:
-    """The bounds of one decision. Each field has the meaning of the constant with its name."""
+    """The bounds of one decision. `fifo`, `timer_wheel` and `resends` give the reasons for theirs."""
 
-    max_leased_bytes: int = MAX_LEASED_BYTES
+    max_leased_bytes: int = 64 * 1024 * 1024
+    """Maximum of bytes of entries (RetryEntry.written_bytes) that one decision leases or gives up as expired. The last lease
+    may exceed it. The leases of a decision are in memory together. Entries beyond it stay due, and the next decision comes at
+    once."""
     max_lease_bytes: int = fifo.MAX_LEASE_BYTES
+    """Maximum of bytes of one lease of a FIFO. One entry may exceed it."""
     max_due_bytes: int = timer_wheel.MAX_DUE_BYTES
+    """Maximum of bytes that one decision takes out of the timer wheel's buckets."""
     max_searched_bytes: int = resends.MAX_SEARCHED_BYTES
+    """Maximum of bytes of waiting entries that one decision reads to find resent deliveries."""
     store: segment_store.StoreBounds = segment_store.BOUNDS
 
 

@@ -323,7 +323,7 @@ class _Scheduler:
         line.requeue_in_front(self._store, in_front)
 
     def _expire(self) -> None:
-        """Mark leases without a report, and end expired leases. Give up expired entries, up to MAX_LEASED_BYTES a decision."""
+        """Mark leases without a report, and end expired leases. Give up expired entries, up to `max_leased_bytes` in all."""
         for key, endpoint in self._open.items():
             self._expire_endpoint(key, endpoint)
 
@@ -357,7 +357,7 @@ class _Scheduler:
                 slots[key] -= min(leased, 1) if is_ordered else leased
 
     def _lease_first(self, key: str, order_key: str | None, most: int) -> int:
-        """Lease the first due entries of a FIFO, at most `most`, and at most MAX_LEASE_BYTES. Return the number of entries."""
+        """Lease the first due entries of a FIFO: at most `most`, and `max_lease_bytes`. Return the number of entries."""
         endpoint = self._open[key]
         line = endpoint.fifos[order_key]
         entries = line.ready(self._store, most, self._now_ms, max_bytes=self._bounds.max_lease_bytes)

@@ -5,7 +5,7 @@ Runs in the executors. Pure.
 A segment is immutable: one value of Spark's state, with some of the shard's items. Many segments, or segments from which most
 items were removed, are merged into new segments. An item is rewritten the more often the longer it waits: once more each time
 the wait quadruples. The state of a shard takes at most about twice the bytes of the items that wait in it. The state takes
-more if these items have more than MAX_MERGED_SIZE.
+more if these items have more than `max_merged_size`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,19 @@ from dataclasses import dataclass
 
 import msgspec
 
-MAX_RUNS = 4
-"""Number of runs of one compaction level at which these runs are merged. A run: the segments that one decision wrote. Merging
-rewrites a waiting item whenever its wait quadruples, and saves two thirds of the reads when items are removed."""
-MIN_MERGED_SIZE = 64 * 1024
-"""Minimum of bytes of segments that are merged because most of their items were removed."""
-MAX_MERGED_SIZE = 64 * 1024 * 1024
-"""Maximum of bytes of items that one merge writes again and has in memory. A larger backlog stays in more segments. The space
-of a removed item is then freed when all other items of its segment were removed too."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeBounds:
-    """The bounds of a merge. Each field has the meaning of the constant with its name."""
+    """The bounds of a merge."""
 
-    max_runs: int = MAX_RUNS
-    min_merged_size: int = MIN_MERGED_SIZE
-    max_merged_size: int = MAX_MERGED_SIZE
+    max_runs: int = 4
+    """Number of runs of one compaction level at which these runs are merged. A run: the segments that one decision wrote.
+    Merging rewrites a waiting item whenever its wait quadruples, and saves two thirds of the reads when items are removed."""
+    min_merged_size: int = 64 * 1024
+    """Minimum of bytes of segments that are merged because most of their items were removed."""
+    max_merged_size: int = 64 * 1024 * 1024
+    """Maximum of bytes of items that one merge writes again and has in memory. A larger backlog stays in more segments. The
+    space of a removed item is then freed when all other items of its segment were removed too."""
 
 
 BOUNDS = MergeBounds()
@@ -44,7 +40,7 @@ class StoredSegment(msgspec.Struct, array_like=True, gc=False):
     run: int
     """The segment's run: the segments that one decision wrote. The number is the lowest segment number of the run."""
     level: int
-    """Compaction level. When MAX_RUNS runs of a level are merged, the new segments get the next level. Merges take the newest
+    """Compaction level. When `max_runs` runs of a level are merged, the new segments get the next level. Merges take the newest
     segments, so no older segment has a lower level."""
     size: int
     """Bytes of the segment's items when they were written."""
@@ -57,11 +53,11 @@ def pick_compaction(segments: Mapping[int, StoredSegment], bounds: MergeBounds =
 
     The levels are examined from the highest to the lowest. The segments of a level and of all lower levels, which are the
     newest segments, are merged in two cases:
-    1. The level has MAX_RUNS runs or more: they become one run of the next level.
-    2. The segments had MIN_MERGED_SIZE bytes or more when they were written, and more than half of them were removed. The
+    1. The level has `max_runs` runs or more: they become one run of the next level.
+    2. The segments had `min_merged_size` bytes or more when they were written, and more than half of them were removed. The
        remaining items become one run of the same level.
 
-    A merge that would write more than MAX_MERGED_SIZE is not made.
+    A merge that would write more than `max_merged_size` is not made.
     """
     for level in sorted({segment.level for segment in segments.values()}, reverse=True):
         newest = [number for number, segment in segments.items() if segment.level <= level]

@@ -24,19 +24,17 @@ from delivery.webhooks.state import chunking, compaction, versioning
 
 VERSION = 1
 """Format of a segment."""
-MAX_SEGMENT_BYTES = 128 * 1024
-"""Maximum of bytes of the items in a segment; a larger item has a segment of its own. Small, because a segment is read whole
-for each owner that reads its items."""
-MAX_CACHED_BYTES = 32 * 1024 * 1024
-"""Maximum of bytes of decoded segments that stay in memory during a decision, because neighbouring owners share segments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreBounds:
-    """The bounds of a segment store. Each field has the meaning of the constant with its name."""
+    """The bounds of a segment store."""
 
-    max_segment_bytes: int = MAX_SEGMENT_BYTES
-    max_cached_bytes: int = MAX_CACHED_BYTES
+    max_segment_bytes: int = 128 * 1024
+    """Maximum of bytes of the items in a segment; a larger item has a segment of its own. Small, because a segment is read
+    whole for each owner that reads its items."""
+    max_cached_bytes: int = 32 * 1024 * 1024
+    """Maximum of bytes of decoded segments that stay in memory during a decision: neighbouring owners share segments."""
     merges: compaction.MergeBounds = compaction.BOUNDS
 
 
@@ -165,7 +163,7 @@ class SegmentStore:
         The index, and the slices of the owners, are changed in place.
 
         Called once, at the end of the decision. Only the `changed` owners have new slices. `lists_of` returns the lists of an
-        owner. Neighbouring slices of a list that are written are joined, up to MAX_SEGMENT_BYTES.
+        owner. Neighbouring slices of a list that are written are joined, up to `max_segment_bytes`.
         """
         is_changed = self._new or self._dropped
         numbers, level = compaction.pick_compaction(self._index.segments, self._merges) if is_changed else ([], 0)
@@ -185,7 +183,7 @@ class SegmentStore:
         """Take all slices out of the segments with these numbers. Return the owners that the segments name.
 
         The slices become new slices, in their places, so that they are written again. One segment after another is read, and
-        its removed items are not kept. So a merge holds items of at most compaction.MAX_MERGED_SIZE bytes, and two segments.
+        its removed items are not kept. So a merge holds items of at most `max_merged_size` bytes, and two segments.
         """
         merged = frozenset(numbers)
         owners: set[str] = set()

@@ -97,7 +97,7 @@ def test_a_patient_reader_goes_on_while_messages_come(monkeypatch):
     """The receipts of a lane that has rested for days take minutes. With a bound on the whole it could never start."""
     clock = iter(range(0, 10_000, 10))
     monkeypatch.setattr(completed_reader.time, "monotonic", lambda: next(clock))
-    assert len(read(LongConsumer(), until=completed_reader.READ_S, is_patient=True)) == 5
+    assert len(read(LongConsumer(), until=completed_reader.BOUNDS.read_s, is_patient=True)) == 5
     with pytest.raises(errors.KafkaUnavailable, match="because no message came for 60 s"):
         read(StoppedConsumer(), until=0.0, is_patient=True)
 

@@ -129,11 +129,11 @@ def test_sent_events_in_an_old_segment_are_not_sent_again():
     [both] = [written for written, _ in segment.encoded([patient, pending_batch(*events(5), endpoint="hasty")])]
     shard.decide([both], now_ms=NOW)
     shard.step([], now_ms=NOW + 1000)  # the hasty one leaves; its events stay beside the patient one's
-    for number in range(compaction.MAX_RUNS):
+    for number in range(compaction.BOUNDS.max_runs):
         shard.step(
             [pending_batch(*events(1), endpoint=f"other-{number}", max_wait_ms=10**9)] + [back] * (number == 0), now_ms=NOW
         )
-    assert len(shard.index.segments) < compaction.MAX_RUNS
+    assert len(shard.index.segments) < compaction.BOUNDS.max_runs
     [batch] = shard.step([], now_ms=NOW + 1000)
     assert ids(batch) == [segment.unpacked(back.items[0].packed).event_id]
 
