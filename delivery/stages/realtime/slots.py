@@ -37,7 +37,7 @@ def partitions(config: settings.Settings) -> dict[str, int] | None:
 
 
 def available(context: SparkContext) -> int:
-    """Return the number of tasks that Spark can run at once: its slots."""
+    """Return the number of tasks that Spark can run at once: its slots. Asks the JVM for some hundred settings, one by one."""
     conf = context.getConf()
     local = _LOCAL.match(context.master or "")
     executors, cores = (int(conf.get(f"spark.executor.{name}", "0") or 0) for name in ("instances", "cores"))
@@ -73,6 +73,8 @@ class LaneTopics:
         self._config, self._context, self._for_others = config, context, for_others
         self.partitions: dict[str, int] = {}
         """The number of partitions of each topic, as Kafka last answered. A new answer is a new dictionary."""
+        self._slots = 0
+        """The number of Spark's slots at the last call of `find`."""
 
     @property
     def total(self) -> int:
@@ -80,11 +82,13 @@ class LaneTopics:
         return sum(self.partitions.values())
 
     def find(self, *, is_first: bool = False) -> None:
-        """Ask Kafka for the topics and partitions. If they have changed, check that Spark has a slot for each partition.
+        """Ask Kafka for the topics and partitions, and Spark for its slots.
 
+        If the topics or partitions have changed, check that Spark has a slot for each partition.
         If there are too few slots, raise SettingsError with `is_first`. Without `is_first`, log an error: the lane then
         delivers in micro-batches. If Kafka does not answer, `partitions` stays as it is, and nothing is checked.
         """
+        self._slots = available(self._context)
         found = partitions(self._config)
         if found is None or found == self.partitions:
             return
@@ -96,8 +100,8 @@ class LaneTopics:
             log.error("lane realtime has new partitions and delivers in micro-batches until it has slots for all: %s", why)
 
     def have_slots(self) -> bool:
-        """Return True if Spark has a slot for each partition, besides those that are reserved for the other lanes."""
+        """Return True if Spark had a slot for each partition, besides those of other lanes, when `find` was last called."""
         return self._refusal() is None
 
     def _refusal(self) -> str | None:
-        return refusal(self.partitions, available(self._context), self._for_others)
+        return refusal(self.partitions, self._slots, self._for_others)

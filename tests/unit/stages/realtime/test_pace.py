@@ -78,6 +78,12 @@ def test_slots_for_each_partition_and_for_the_other_lanes():
     assert "local[5,4]" in refused
 
 
+def test_the_check_for_slots_asks_spark_nothing():
+    """Regression: this check, ten times a second, asked Spark for some hundred settings. It took a third of a core."""
+    topics = slots.LaneTopics(settings.Settings(), context=None, for_others=0)
+    assert topics.have_slots()
+
+
 @pytest.mark.parametrize(("topic", "is_realtime"), [("events.fast", True), ("events.fast.er", False), ("other.fast", False)])
 def test_topics_of_both_patterns_are_the_real_time_lanes(topic, is_realtime):
     wanted = settings.SourceSettings(topic_pattern=r"events\..+", realtime_pattern=r".+\.fast")
