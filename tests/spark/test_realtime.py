@@ -1,4 +1,4 @@
-"""Spark's part in the real-time lane: a filler behind each record, nothing below the start offsets, positions that move."""
+"""Spark's part in the real-time lane: fillers around each record, nothing below the start offsets, positions that move."""
 
 import dataclasses
 import functools
@@ -37,23 +37,47 @@ def config_of(topic, **source):
     )
 
 
-@pytest.mark.parametrize(("trigger", "fillers"), [("realtime", 2), ("micro-batches", 0)])
-def test_records_below_the_floor_are_left_out(spark, kafka, tmp_path, trigger, fillers):
-    topic = Topic(spark, kafka, tmp_path)
-    topic.publish(b"a", b"b", b"c")
-    made = realtime_source.read_one_by_one if trigger == "realtime" else realtime_source.read_in_micro_batches
-    rows = made(spark, config_of(topic), {(topic.name, 0): 1})
+def read_to_the_end(rows, tmp_path):
+    """Run a stream in its session up to the end of its topics, and return its rows."""
+    name = f"rows_{uuid.uuid4().hex}"
     query = (
         rows.writeStream.format("memory")
-        .queryName(f"rows_{trigger.replace('-', '_')}")
+        .queryName(name)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    found = spark.table(f"rows_{trigger.replace('-', '_')}").collect()
+    return rows.sparkSession.table(name).collect()
+
+
+@pytest.mark.parametrize(("trigger", "fillers"), [("realtime", 3), ("micro-batches", 0)])
+def test_records_below_the_floor_are_left_out(spark, kafka, tmp_path, trigger, fillers):
+    topic = Topic(spark, kafka, tmp_path)
+    topic.publish(b"a", b"b", b"c")
+    one_by_one, in_batches = realtime_source.sessions(spark)
+    if trigger == "realtime":
+        rows = realtime_source.read_one_by_one(one_by_one, config_of(topic), {(topic.name, 0): 1})
+    else:
+        rows = realtime_source.read_in_micro_batches(in_batches, config_of(topic), {(topic.name, 0): 1})
+    found = read_to_the_end(rows, tmp_path)
     assert sorted(bytes(row.value) for row in found if row.topic is not None) == [b"b", b"c"]
     assert sum(row.topic is None for row in found) == fillers
+
+
+def test_a_record_ends_its_arrow_batch_and_a_filler_follows_it(spark, kafka, tmp_path):
+    """So Spark passes the batch on once the filler exists. A batch that began with the record would wait for the next one."""
+
+    def shapes(batches):
+        for batch in batches:
+            values = batch.column("value").to_pylist()
+            yield pa.RecordBatch.from_pydict({"shape": [" ".join("filler" if v is None else v.decode() for v in values)]})
+
+    topic = Topic(spark, kafka, tmp_path)
+    topic.publish(b"a", b"b", b"c")
+    one_by_one, _ = realtime_source.sessions(spark)
+    rows = realtime_source.read_one_by_one(one_by_one, config_of(topic), {}).mapInArrow(shapes, "shape string")
+    assert [row.shape for row in read_to_the_end(rows, tmp_path)] == ["filler a", "filler b", "filler c", "filler"]
 
 
 def committed(folder, positions):

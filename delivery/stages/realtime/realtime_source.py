@@ -1,8 +1,8 @@
 """Read the real-time lane's topics. For the real-time trigger, add a filler row after each record.
 
-Runs on the driver. Spark closes an Arrow batch of one record only after it has asked the source for the next row. Under the
-real-time trigger the source blocks until the next row exists, so each record would wait for the following record. The filler
-follows at once and closes the record's batch; then the filler waits instead (docs/adr/0040).
+Runs on the driver. Spark closes a full Arrow batch only after it has asked the source for the next row. Under the real-time
+trigger the source blocks until the next row exists, so each record would wait for the following record. The filler follows at
+once and closes the record's batch; then the filler waits instead (docs/adr/0040).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from delivery.stages.kafka import topic_source
 from delivery.webhooks.lanes.realtime_lane import Place
 
 BUFFER_SIZE = "spark.sql.execution.pandas.udf.buffer.size"
+RECORDS_OF_A_PARTITION = 1 << 33
+"""The distance of `monotonically_increasing_id` between the first records of two partitions."""
 RECORD_BY_RECORD: Mapping[str, str] = {
-    # Each record is an Arrow batch of its own, and goes to Python at once.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+    # A filler and a record. The batch goes to Python as soon as the record's own filler follows.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
     # Applies to this session; `spark.buffer.size` would apply to the whole application. Workers with another size have a daemon
     # of their own.
     BUFFER_SIZE: "256",
@@ -27,6 +29,8 @@ RECORD_BY_RECORD: Mapping[str, str] = {
     "spark.sql.codegen.wholeStage": "false",
     # Spark's list of allowed operators has neither `mapInArrow` nor the `noop` sink.
     "spark.sql.streaming.realTimeMode.allowlistCheck": "false",
+    # Spark refuses `monotonically_increasing_id` in a stream, as its numbers begin anew in each batch. The fillers need that.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
 }
 """Settings of Spark for the session in which the lane delivers record by record."""
 CATCHING_UP: Mapping[str, str] = {
@@ -50,11 +54,18 @@ def _session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
 
 
 def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
-    """Return the stream of records at or after `start_offsets` for the real-time trigger, each followed by a row of nulls."""
+    """Return the stream of records at or after `start_offsets` for the real-time trigger, each followed by a filler.
+
+    A filler is a row of nulls. One more filler comes before the first record of each task, so that each Arrow batch of two rows
+    ends with a record. A batch that began with a record would be full only with the record's filler, and wait for the next
+    record.
+    """
     records = _from(topic_source.read_realtime(spark, config.kafka, config.source, at_most=None), start_offsets)
     record = F.struct(*records.columns)
     filler = F.struct(*(F.lit(None).cast(kind).alias(name) for name, kind in records.dtypes))
-    return records.select(F.explode(F.array(record, filler)).alias("row")).select("row.*")
+    is_first = F.monotonically_increasing_id() % RECORDS_OF_A_PARTITION == 0
+    rows = F.when(is_first, F.array(filler, record, filler)).otherwise(F.array(record, filler))
+    return records.select(F.explode(rows).alias("row")).select("row.*")
 
 
 def read_in_micro_batches(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
