@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 
 from pyspark import SparkContext
 
+from delivery import errors
 from delivery.registry_model import EndpointId
 from delivery.stages.realtime import channel, messages
 from delivery.webhooks.lanes.realtime_lane import Place
@@ -67,8 +69,8 @@ class TaskServer:
     `update` takes the version of the registry that a task has, returns the answer to the task, and must not block.
     `next_offsets` has, for each partition, the offset at which the query starts. Tasks connect to `host`; the server listens on
     `bind`. `port` 0: the system chooses a port. `clock` is monotonic, in seconds. `connect_s` has the meaning of
-    `channel.CONNECT_S`, and `max_connections` that of MAX_CONNECTIONS. The constructor raises OSError if the port cannot be
-    opened.
+    `channel.CONNECT_S`, and `max_connections` that of MAX_CONNECTIONS. The constructor raises SettingsError if the port
+    cannot be opened.
     """
 
     def __init__(
@@ -95,7 +97,13 @@ class TaskServer:
         self._faults: list[str] = []
         self._has_advanced = False
         self._is_stopping = self._is_closed = False
-        self._listener = socket.create_server((bind, port), backlog=256)
+        try:
+            self._listener = socket.create_server((bind, port), backlog=256)
+        except OSError as exc:
+            raise errors.SettingsError(
+                f"setting realtime.port: {bind}:{port} cannot be opened ({os.strerror(exc.errno or 0)}), so the lane realtime "
+                "delivers nothing. Choose another port, or 0 for any free one"
+            ) from exc
         self.address = channel.Address(host=host, port=self._listener.getsockname()[1], key=self._key)
         threading.Thread(target=self._accept, name="real-time server", daemon=True).start()
 

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from delivery import errors
 from delivery.stages.realtime import channel, messages, task_server
 from delivery.webhooks.results.counters import Counters
 from tests.support.waiting import assert_becomes
@@ -217,3 +218,11 @@ def test_tasks_are_asked_to_stop(listening, linked):
     assert not exchange(linked).is_stopping
     listening.stop_tasks()
     assert exchange(linked).is_stopping
+
+
+def test_a_used_port_is_named_together_with_the_setting_and_the_cure(listen):
+    taken = listen().address.port
+    with pytest.raises(
+        errors.SettingsError, match=rf"setting realtime\.port: 127\.0\.0\.1:{taken} cannot be opened .* or 0 for"
+    ):
+        listen(port=taken)
