@@ -11,7 +11,7 @@ import orjson
 import typer
 
 from delivery import errors
-from load_tests import options
+from load_tests import options, profile_command
 from load_tests.curves import cli as curves_cli
 from load_tests.harness import machine_speed, stage, stopping
 from load_tests.options import Folder, JsonFile, Replaced
@@ -40,6 +40,7 @@ MOST = {"others_p99_ratio": 1.1, "duplicates_share": 0.01, "handed_over_share": 
 
 app = typer.Typer(help="Load tests: measure the whole platform on this machine.", no_args_is_help=True)
 app.command()(curves_cli.curves)
+app.command()(profile_command.profile)
 _AWAY = away_scenario.AwayScenario()
 _DIRECT = direct_scenario.DirectScenario()
 _BATCH = batch_scenario.BatchScenario()

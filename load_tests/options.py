@@ -10,18 +10,20 @@ from typing import Annotated
 import typer
 
 from load_tests.harness import stage
+from load_tests.profiling import profiler
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
 Folder = Annotated[Path | None, typer.Option(help="Folder for data and logs. It is emptied first.")]
 Replaced = Annotated[list[str] | None, typer.Option("--set", help="Setting of the job, as area.field=value. May be repeated.")]
 
 
-def terms(folder: Path | None, replaced: Iterable[str] | None) -> stage.Terms:
+def terms(folder: Path | None, replaced: Iterable[str] | None, profiled: profiler.Profiler | None = None) -> stage.Terms:
     """Return the parameters that all scenarios share."""
     pairs = [pair.partition("=") for pair in replaced or ()]
     if wrong := [name for name, separator, _ in pairs if not separator]:
         raise typer.BadParameter(f"--set {wrong[0]} has no value: write area.field=value")
-    return stage.Terms(say=say, folder=folder, overrides={name: value for name, _, value in pairs})
+    overrides = {name: value for name, _, value in pairs}
+    return stage.Terms(say=say, folder=folder, overrides=overrides, profiler=profiled)
 
 
 def say(text: str) -> None:

@@ -172,9 +172,9 @@ class DeliverySettings(Area):
     """Longest `Retry-After` that is honoured. A longer one counts as this time. A delivery whose `Retry-After` ends after
     `lane_deadline_s` is postponed to the retry lane."""
     logged_response_bytes: Annotated[int, Field(ge=0, le=1024)] = 1024
-    """Most bytes of a failed attempt's response body that the attempts topic and the archive keep. They are for customers who
-    look for the cause. Secrets of the endpoint and texts that look like credentials become `***`. 0: none. A dead letter
-    keeps 1 KiB of each response, whatever this setting."""
+    """Most bytes of a response body that the attempts topic and the archive keep, for attempts of `logged_responses`. They are
+    for customers who look for the cause. Secrets of the endpoint and texts that look like credentials become `***`. 0: none. A
+    dead letter keeps 1 KiB of each response, whatever this setting."""
     logged_responses: Literal["failed", "all"] = "failed"
     """Attempts of which the attempts topic and the archive keep headers and body of the response: `failed`, or `all`. With
     `all`, an accepted attempt takes up to 2 KiB more in Kafka and Postgres."""

@@ -101,11 +101,12 @@ AREAS = (
         "load_tests",
         "The load tests. They run the whole platform.",
         (
+            "load_tests.profiling",
             "load_tests.reports load_tests.harness load_tests.rivals",
             "load_tests.polls load_tests.scaling",
             "load_tests.scenarios load_tests.options",
             "load_tests.scenarios.at_scale",
-            "load_tests.curves",
+            "load_tests.curves load_tests.profile_command",
             "load_tests.__main__",
         ),
     ),

@@ -207,11 +207,16 @@ class Job(Command):
     """The running job (`fanout run`)."""
 
     def work_off(
-        self, customers: receiver.Receiver, warm_up: int, until: int, say: Callable[[str], None]
+        self,
+        customers: receiver.Receiver,
+        warm_up: int,
+        until: int,
+        say: Callable[[str], None],
+        measured: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> figures.Throughput:
         """Wait until the receiver has `until` events in all, and return the throughput.
 
-        The first `warm_up` events of this job are its warm-up.
+        The first `warm_up` events of this job are its warm-up. `measured` returns a context for the time after it.
         """
         before = customers.count
 
@@ -221,10 +226,11 @@ class Job(Command):
         first_s = self.wait_until(reached(before + 1), within_s=START_TIMEOUT_S, goal="the first delivery")
         say(f"first delivery after {first_s:.1f} s")
         warm_s = self.wait_until(reached(before + warm_up), within_s=WORK_TIMEOUT_S, goal="the warm-up")
-        warm, warm_count = self.meter.read(), customers.count
-        say(f"warm after {warm_s:.1f} s: JVM {warm.jvm_s:.1f} s, Python {warm.python_s:.1f} s of CPU")
-        took_s = self.wait_until(reached(until), within_s=WORK_TIMEOUT_S, goal="the last delivery") - warm_s
-        spent, count = self.meter.read().since(warm), customers.count - warm_count
+        say(f"warm after {warm_s:.1f} s: JVM {self.meter.read().jvm_s:.1f} s, Python {self.meter.read().python_s:.1f} s of CPU")
+        with measured():
+            warm, warm_count, began_s = self.meter.read(), customers.count, self.elapsed_s()
+            took_s = self.wait_until(reached(until), within_s=WORK_TIMEOUT_S, goal="the last delivery") - began_s
+            spent, count = self.meter.read().since(warm), customers.count - warm_count
         say(f"{count:,} deliveries in {took_s:.1f} s")
         return figures.Throughput(
             first_s=first_s,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from load_tests.harness import behaviour, platform, receiver, traffic
+from load_tests.profiling import profiler
 
 
 class Stage(NamedTuple):
@@ -29,6 +30,14 @@ class Terms:
     """Folder for data and logs, emptied first. None: a temporary folder."""
     overrides: Mapping[str, str] = field(default_factory=dict)
     """Settings of the job (`area.field`) that replace those of the scenario."""
+    profiler: profiler.Profiler | None = None
+    """Profiles the measured parts of `direct`, `batch`, `mission` and `latency`. None: nothing is profiled."""
+
+    def profiled(self, part: str, job: platform.Job, customers: receiver.Receiver) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a part of the scenario runs, to be profiled if that is asked for."""
+        if self.profiler is None:
+            return contextlib.nullcontext()
+        return self.profiler.profiled(part, job.meter.processes, lambda: customers.count)
 
     @contextlib.contextmanager
     def stage(

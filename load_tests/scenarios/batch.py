@@ -73,7 +73,9 @@ def run(scenario: BatchScenario, terms: stage.Terms) -> dict[str, Any]:
         filled = sent.publish(scenario.warm_up + scenario.events)
         terms.say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
         with servers.job("batch", chosen) as job:
-            throughput = job.work_off(customers, scenario.warm_up, filled.stop, terms.say)
+            throughput = job.work_off(
+                customers, scenario.warm_up, filled.stop, terms.say, lambda: terms.profiled("full-speed", job, customers)
+            )
             phases = {"settling": sent.publish_steadily(scenario.steady_per_s, scenario.settle_s)}
             wait_for_all(job, "the first steady deliveries")
             phases["even"] = sent.publish_steadily(scenario.steady_per_s, scenario.steady_s)

@@ -42,7 +42,9 @@ def run(scenario: DirectScenario, terms: stage.Terms) -> dict[str, Any]:
         filled = sent.publish(scenario.warm_up + scenario.events)
         terms.say(f"filled {len(traffic.EVENT_TYPES)} topics with {len(filled):,} events of {traffic.EVENT_BYTES} bytes")
         with servers.job("direct", chosen) as job:
-            throughput = job.work_off(customers, scenario.warm_up, len(filled), terms.say)
+            throughput = job.work_off(
+                customers, scenario.warm_up, len(filled), terms.say, lambda: terms.profiled("full-speed", job, customers)
+            )
             sent.publish_steadily(scenario.steady_per_s, scenario.steady_s)
             job.wait_until(lambda: customers.count >= len(sent.due), within_s=IDLE_S, goal="the steady deliveries")
             job.meter.read()

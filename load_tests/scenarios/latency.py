@@ -74,7 +74,8 @@ def run(scenario: LatencyScenario, terms: stage.Terms) -> dict[str, Any]:
             for rate in scenario.rates:
                 terms.say(f"{rate} events/s …")
                 sent.publish_evenly(rate, scenario.settle_s, types=[TOPIC])
-                spans[rate] = sent.publish_evenly(rate, scenario.seconds, types=[TOPIC])
+                with terms.profiled(f"{rate}-per-s", job, customers):
+                    spans[rate] = sent.publish_evenly(rate, scenario.seconds, types=[TOPIC])
             job.wait_until(lambda: customers.count >= len(sent.due), within_s=LAST_S, goal="the last delivery")
             commits = [micro_batch.ended_at_s for micro_batch in job.micro_batches("realtime")]
         roles = _kill(scenario, stage.Stage(servers, customers, sent), chosen, terms)

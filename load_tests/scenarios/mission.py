@@ -12,6 +12,7 @@ The events of tenants and event types are distributed by Zipf's law. Each event 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import random
 import time
@@ -171,12 +172,22 @@ class _Pace:
         }
 
 
-def _paced(sent: traffic.Traffic, job: platform.Job, per_s: int, scenario: MissionScenario) -> _Pace:
-    """Publish at a pace, for `settle_s` without measurement and then with it; return the measurement."""
+def _paced(
+    sent: traffic.Traffic,
+    job: platform.Job,
+    per_s: int,
+    scenario: MissionScenario,
+    measured: contextlib.AbstractContextManager[None],
+) -> _Pace:
+    """Publish at a pace, for `settle_s` without measurement and then with it; return the measurement.
+
+    `measured` is a context for the measured time.
+    """
     sent.publish_steadily(per_s, scenario.settle_s)
-    before, began_s = job.meter.read(), time.time()
-    numbers = sent.publish_steadily(per_s, scenario.seconds)
-    used, ended_s = job.meter.read().since(before), time.time()
+    with measured:
+        before, began_s = job.meter.read(), time.time()
+        numbers = sent.publish_steadily(per_s, scenario.seconds)
+        used, ended_s = job.meter.read().since(before), time.time()
     micro_batches_ms = {
         lane: [batch.took_ms for batch in job.micro_batches(lane) if began_s <= batch.ended_at_s <= ended_s]
         for lane in LANES.split(",")
@@ -198,7 +209,8 @@ def run(scenario: MissionScenario, terms: stage.Terms) -> dict[str, Any]:
             job.wait_until(lambda: customers.count >= len(sent.due), within_s=IDLE_S, goal="the warm-up")
             paces = []
             for per_s in (0, *scenario.per_s):
-                paces.append(_paced(sent, job, per_s, scenario))
+                measured = terms.profiled(f"{per_s}-per-s", job, customers)
+                paces.append(_paced(sent, job, per_s, scenario, measured))
                 job.wait_until(
                     lambda: customers.count >= len(sent.due), within_s=IDLE_S, goal=f"all events at {per_s} a second"
                 )

@@ -1,0 +1,109 @@
+"""Profile the JVM, the driver's Python and the workers of a job, while a part of a load test runs.
+
+Runs in the process of the load test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+
+from load_tests.profiling import async_profiler, components, py_spy, thread_times
+
+Processes = Sequence[tuple[psutil.Process, str]]
+"""Processes of the job with their roles: `jvm`, `driver` or `worker`."""
+
+PYTHON_ROLES = ("driver", "worker")
+"""Roles whose stacks py-spy samples."""
+LEAST_S = 0.01
+"""CPU seconds from which a name of threads is listed."""
+
+
+class Profiler:
+    """Write the profile of each part into a folder of its own below `folder`."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder = folder.resolve()
+        self._say = say
+        self._jar = async_profiler.ensure()
+
+    @contextlib.contextmanager
+    def profiled(self, part: str, running: Callable[[], Processes], delivered: Callable[[], int]) -> Iterator[None]:
+        """Profile the processes that run now, while the context lasts.
+
+        `delivered()` is the number of deliveries until now.
+        """
+        processes, folder = running(), self._folder / part
+        folder.mkdir(parents=True, exist_ok=True)
+        stacks = {role: folder / f"{role}.stacks" for role in ("jvm", *PYTHON_ROLES)}
+        for path in folder.glob("*.stacks"):
+            path.unlink()
+        [jvm] = [process.pid for process, role in processes if role == "jvm"]
+        recordings = _recordings(processes, folder)
+        async_profiler.start(self._jar, jvm)
+        threads = {process.pid: thread_times.read(process.pid) for process, _ in processes}
+        began_s, before = time.monotonic(), delivered()
+        try:
+            yield
+        finally:
+            took_s, count = time.monotonic() - began_s, delivered() - before
+            cpu_s = _cpu_s(processes, threads)
+            async_profiler.stop(self._jar, jvm, stacks["jvm"])
+            for recording in recordings:
+                recording.stop()
+        _join(folder, stacks)
+        for role, path in stacks.items():
+            async_profiler.draw(self._jar, path, folder / f"{role}.html", f"{part}: {role}")
+        document = {"part": part, "took_s": round(took_s, 1), "deliveries": count, "roles": _roles(stacks, cpu_s, count)}
+        (folder / "profile.json").write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        self._say(f"profile of {part}: {folder}/profile.json, jvm.html, driver.html and worker.html")
+
+
+def _recordings(processes: Processes, folder: Path) -> list[py_spy.Recording]:
+    """Begin to sample the driver's Python and the workers, without the daemons that fork workers and then wait."""
+    daemons = {process.parent() for process, role in processes if role == "worker"}
+    return [
+        py_spy.Recording(process, folder / f"{role}-{process.pid}.stacks")
+        for process, role in processes
+        if role in PYTHON_ROLES and process not in daemons
+    ]
+
+
+def _join(folder: Path, stacks: Mapping[str, Path]) -> None:
+    """Join the samples of all processes of a role into one file."""
+    for role in PYTHON_ROLES:
+        parts = sorted(folder.glob(f"{role}-*.stacks"))
+        stacks[role].write_text("".join(path.read_text() for path in parts))
+        for path in parts:
+            path.unlink()
+
+
+def _cpu_s(processes: Processes, before: Mapping[int, thread_times.Threads]) -> dict[str, dict[str, float]]:
+    """Return the CPU seconds of each role by names of threads."""
+    spent: dict[str, dict[str, float]] = {}
+    for process, role in processes:
+        of_role = spent.setdefault(role, {})
+        for name, used_s in thread_times.spent(before[process.pid], thread_times.read(process.pid)).items():
+            of_role[name] = of_role.get(name, 0.0) + used_s
+    return spent
+
+
+def _roles(stacks: Mapping[str, Path], cpu_s: Mapping[str, Mapping[str, float]], count: int) -> dict[str, Any]:
+    tables = {"jvm": components.JVM, "driver": components.PYTHON, "worker": components.PYTHON}
+    return {
+        role: {
+            "cpu_s": round(sum(spent.values()), 2),
+            "us_per_delivery": round(sum(spent.values()) * 1e6 / count, 1) if count else None,
+            "threads_cpu_s": {
+                name: round(used_s, 2) for name, used_s in sorted(spent.items(), key=lambda pair: -pair[1]) if used_s >= LEAST_S
+            },
+            "share_of_samples": components.shares(stacks[role].read_text().splitlines(), tables[role]),
+        }
+        for role, spent in cpu_s.items()
+    }
