@@ -21,7 +21,7 @@ class PayloadForm(enum.StrEnum):
 
 
 class Opaque(NamedTuple):
-    """The form and the media type of a payload that is not JSON."""
+    """The form and the media type of a payload that is not JSON, or that is absent."""
 
     form: PayloadForm
     """Form of the payload."""

@@ -78,7 +78,9 @@ def _of_catalogue(config: settings.Settings, event_type: str) -> dict[str, Any]:
     if row is None or row["json_schema"] is None:
         missing = "is not in the catalogue" if row is None else "has no schema in the catalogue"
         raise errors.RegistrationError(
-            "--schema", f"the schema was not tried: {event_type} {missing}. Name a schema, or see `fanout get event-types`"
+            "--schema",
+            f"the schema was not tried: {event_type} {missing}. Name a schema with --schema. `fanout get event-types` "
+            "shows the catalogue",
         )
     schema: dict[str, Any] = row["json_schema"]
     return schema

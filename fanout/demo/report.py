@@ -15,7 +15,8 @@ from fanout.terminal import commands
 def show(console: rich.console.Console, result: expected_account.ExpectedAccount) -> None:
     """Print the account as a table, then the polled dead letters, batches and latencies.
 
-    Then print the first ten lost or unexpected pairs, the first ten findings of `fanout reconcile`, and a verdict.
+    Then print the first ten deliveries that are lost or unexpected, the first ten findings of `fanout reconcile`, and a
+    verdict.
     """
     table = rich.table.Table(title="Every due (event, subscription), reconciled", title_justify="left")
     table.add_column("")

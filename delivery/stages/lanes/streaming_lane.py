@@ -218,7 +218,7 @@ class StreamingLane(Generic[Registry]):
                 raise errors.LaneFailed(
                     f"lane {self._name} was asked to stop {self._stalled_after_s:.0f} s ago, and its micro-batch still runs. "
                     "It is interrupted, and runs again at the next start, without the deliveries that have ended. If this "
-                    "happens often, look in the log for the error before this line, or raise metrics.stalled_after_s"
+                    "happens often, look in the log for errors before this line, or raise metrics.stalled_after_s"
                 )
             self._begins.wait(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
             self._begins.clear()

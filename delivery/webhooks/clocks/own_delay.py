@@ -46,10 +46,10 @@ class OwnDelay:
         self._pressures, self._schedule, self._last = [], None, {}
 
     def _read(self) -> dict[int, float]:
-        """Return the total of each counter that can be read, by its descriptor.
+        """Return the total seconds of each counter (pressures, run queue) that can be read, by its file descriptor.
 
-        A control group may turn its pressure off while the worker runs. Errors are suppressed, because an error would stop the
-        endpoint clock.
+        A read may fail while the worker runs, for example when pressure accounting is turned off for the control group. Errors
+        are suppressed, because an error would stop the endpoint clock.
         """
         readers: dict[int, Callable[[bytes], float]] = dict.fromkeys(self._pressures, _pressure_s)
         if self._schedule is not None:

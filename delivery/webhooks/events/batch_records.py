@@ -73,8 +73,14 @@ def refuse(headers: Headers, value: bytes, *, takes_apart: bool) -> NoReturn:
         )
     try:
         events = _split(value)
-    except (msgspec.DecodeError, RecursionError) as exc:  # the text of a DecodeError quotes nothing of the value
-        raise errors.EventRejected("not_json", f"the batch is no JSON array of events ({exc}): correct it"[:200]) from exc
+    except RecursionError as exc:
+        raise errors.EventRejected(
+            "not_json", "the batch is nested too deeply: write its events again, with less nesting"
+        ) from exc
+    except msgspec.DecodeError as exc:  # its text quotes nothing of the value
+        raise errors.EventRejected(
+            "not_json", f"the batch is no JSON array ({exc}): write a JSON array of CloudEvents"[:200]
+        ) from exc
     if not events:
         raise errors.EventRejected("empty", "the batch has no event: write no record if there is no event")
     written = sum(map(len, events)) + len(events) * sum(len(name) + len(content) for name, content in _copied(headers))

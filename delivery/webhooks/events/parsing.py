@@ -225,9 +225,8 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
     if content_type.startswith(batch_records.CONTENT_TYPE):
         batch_records.refuse(record.headers, value, takes_apart=layout.takes_batches_apart)
     if not content_type.startswith(batch_records.EVENT_CONTENT_TYPE):
-        raise errors.EventRejected(
-            "unsupported", f"content type {content_type[:100]!r} is not read: use application/cloudevents+json"
-        )
+        shown = content_type[:100].decode(errors="replace")
+        raise errors.EventRejected("unsupported", f"content type {shown!r} is not read: use application/cloudevents+json")
     document = _loads(value)
     if not isinstance(document, dict):
         raise errors.EventRejected("not_json", "the value is JSON, but no object: a structured CloudEvent is a JSON object")

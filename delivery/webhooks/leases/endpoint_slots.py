@@ -54,9 +54,10 @@ class SharedLimits(NamedTuple):
 
 
 class EndpointSlots:
-    """Keep the limits that the leases of one endpoint share, for all endpoints of a worker.
+    """Keep, for each endpoint of a worker, the limits that its leases share.
 
-    `bounds` has the worker's limits. The worker's other lanes use the same `paces` (rates of endpoints) and `known_hosts`.
+    `bounds` has the worker's limits. The worker's other lanes use the same `paces` (rates of endpoints) and `known_hosts`
+    (limits of hosts).
     """
 
     def __init__(self, bounds: limits.Limits, paces: limits.Paces, known_hosts: host_limits.Hosts) -> None:

@@ -184,10 +184,12 @@ def _decision(
 
 
 def _pause_reason(lease: retry_messages.Lease, endpoint: Endpoint | None) -> str | None:
-    """Return the reason for which nothing of a lease is attempted, or None.
+    """Return the reason for which nothing of a lease is attempted; None: each entry gets a decision of its own.
 
-    None for a lease that is given up: it sends no request, so the endpoint's status does not matter. None also for an endpoint
-    of another customer: the lease's own endpoint was deleted.
+    None also in three cases in which the endpoint's status does not matter:
+    1. The lease is given up, and sends no request.
+    2. The worker's registry lacks the endpoint.
+    3. The endpoint's id belongs to another customer now, because the lease's own endpoint was deleted.
     """
     if endpoint is None or not lease.number or endpoint.customer_id != lease.customer_id:
         return None

@@ -155,7 +155,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def payload_kind(self) -> Opaque | None:
-        """Return the form and the media type of a payload that is not JSON; None: the payload is JSON."""
+        """Return the form (text, bytes, or no payload) and the media type of a payload; None: the payload is JSON."""
         return Opaque(self.payload_form, self.datacontenttype or "") if self.payload_form else None
 
     def payload(self) -> bytes:

@@ -1,6 +1,7 @@
 """The records of the topic for rejected records. Only this module writes and reads their bytes.
 
-The topic is the operator's. Each field is in the records of every version. Readers ignore unknown fields.
+The topic is the operator's. Every version of the platform writes all fields. Readers ignore fields that they do not know,
+because a later version may add some.
 """
 
 from __future__ import annotations

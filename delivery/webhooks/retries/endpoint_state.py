@@ -56,7 +56,8 @@ class EndpointState(msgspec.Struct, array_like=True):
     def count_in(self, entry: retry_messages.RetryEntry, last_lease: int) -> None:
         """Count an arrived entry in the numbers of the endpoint and of the entry's FIFO. Create the FIFO if it is missing.
 
-        `last_lease` is the number of the shard's last lease: a new FIFO queues behind the FIFOs that were leased before.
+        `last_lease` is the number of the shard's last lease. A new FIFO begins with this number, as if it had been leased last:
+        FIFOs with a lower number come first.
         """
         self.events += len(entry.packed)
         self.size += entry.size

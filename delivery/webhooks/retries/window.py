@@ -122,12 +122,14 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """Apply the result of a lease.
 
         1. The endpoint is paused, disabled or quarantined: back off. The endpoint's health is unknown.
-        2. Only failures: back off and probe. With order keys, the window halves: one key's failures do not stop the others.
+        2. Only failures: back off and probe. If the lease was of one order key, only halve the window: failures of one key do
+           not stop the others.
         3. Failures and answers: the endpoint is unstable. The window halves, without a back-off.
         4. Only answers, including those that accept nothing: the endpoint is alive. The window doubles.
         5. Neither, because of faults of the platform: the window stays as it is.
 
-        In each case no request begins before the longest `Retry-After` has passed, and the report is current for KNOWLEDGE_MS.
+        In each case no request begins before the longest `Retry-After` has passed. Until KNOWLEDGE_MS after the report, or
+        after the end of a wait that it began, no deferral by another lane causes a back-off.
         If no entry was accepted, failures and refusals (4xx, redirects) count for disabling the endpoint.
         """
         if report.blocked is not None:
@@ -188,7 +190,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def without_report(self) -> Window:
         """Return a new window with only the times of the first and the last failure.
 
-        Called for an endpoint without retry entries after `known_until_ms`.
+        Called once `known_until_ms` has passed, if the endpoint has no retry entries.
         """
         return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms)
 

@@ -80,9 +80,10 @@ def neighbours(
 ) -> tuple[str | None, str | None]:
     """Return `next_cursor` and `previous_cursor` of a page in a list that is examined a bounded number of rows at a time.
 
-    `nearest` is the position of the row nearest to the page's start. `further` is where to continue in the direction of the
-    page; None: nothing follows. `is_first`: the request has no cursor, so nothing is on the other side. `next_of` and
-    `previous_of` return the cursor of the page that begins, or ends, at a position.
+    A page is read from its cursor onwards, or with `is_backwards` towards the start of the list. `nearest` is the position of
+    the row nearest to the cursor; without rows, the position directly beside the cursor. `further` is the position at which the
+    next page in the same direction continues; None: nothing follows. `is_first`: the request has no cursor, so there is no
+    page in the other direction. `next_of` and `previous_of` return the cursor of the page that begins, or ends, at a position.
     """
     back = None if is_first else nearest
     following, preceding = (back, further) if is_backwards else (further, back)

@@ -99,8 +99,12 @@ def _mark(call: Call, state: LetterState) -> MarkedLetter:
 def _mark_many(call: Call, state: LetterState) -> MarkedLetters:
     wanted, customer_id = call.body_as(DeadLettersToMark), dead_letters.customer_of(call)
     asked = wanted.model_dump(mode="json", include=set(DeadLetterTimeQuery.model_fields), exclude_none=True)
-    if wanted.everything == bool(asked):
-        raise problems.invalid(("everything", "select dead letters by other fields, or set everything to true, and not both"))
+    if wanted.everything and asked:
+        why = f"is true beside {', '.join(asked)}, so nothing was changed: leave out these fields, or everything"
+        raise problems.invalid(("everything", why))
+    if not wanted.everything and not asked:
+        why = "is not true, and no field selects dead letters, so nothing was changed: name a field, or set it to true"
+        raise problems.invalid(("everything", why))
     marked = archived_dead_letters.mark_all(
         call.connection,
         customer_id,

@@ -219,7 +219,9 @@ def _ask(call: Call, customer_id: str, endpoint_id: str, asked: ReplayRange | Re
             "discard some and repeat the request, or ask the operator for a larger quota"
         )
     if room.unfinished >= MAX_UNFINISHED:
-        raise problems.Refused(409, f"you have {MAX_UNFINISHED} unfinished replays, the maximum: wait, or cancel some")
+        raise problems.Refused(
+            409, f"you have {MAX_UNFINISHED} unfinished replays, the maximum, so no replay was requested: wait, or cancel some"
+        )
     made = requests.ask(call.connection, customer_id, endpoint_id, asked)
     if made is None:
         raise problems.Refused(409, otherwise)

@@ -176,8 +176,11 @@ def _values(claims: Mapping[str, Any], claim: str) -> set[str]:
 
 
 def _name(exc: jose_errors.ClaimError) -> str:
-    """Return the name of a refused claim, if it is a registered one; else the claims that this module requires."""
-    return exc.claim if exc.claim in {"iss", "aud", "exp", "nbf", "iat", "sub"} else "iss, aud or exp"
+    """Return the name of the refused claim, if the error names one; else the names of the three required claims.
+
+    The library joins the names of several missing claims by commas.
+    """
+    return exc.claim if exc.claim in {"iss", "aud", "exp", "nbf", "iat", "sub", "jti"} else "iss, aud or exp"
 
 
 def _digest(text: str) -> bytes:

@@ -87,7 +87,11 @@ def create(call: Call) -> CreatedEndpoints:
 
 
 def _documents(call: Call, entries: list[Any], customer_id: str) -> list[dict[str, Any]]:
-    """Return the manifest documents of the entries, with ids; raise Refused with 422 for all mistakes in all entries."""
+    """Return the manifest documents of the entries, with ids.
+
+    Raise Refused with one 422 that has mistakes of every wrong entry. An entry that does not fit its type is not checked
+    further.
+    """
     documents, found, chosen = [], [], {}
     for number, entry in enumerate(entries):
         given = dict(entry) if isinstance(entry, dict) else {}

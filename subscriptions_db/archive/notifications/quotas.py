@@ -163,7 +163,7 @@ def _known(connection: connect.Connection) -> list[ReachedQuota]:
 
 
 def _found(connection: connect.Connection, quotas: DefaultQuotas, now: dt.datetime) -> list[ReachedQuota]:
-    """Return the quotas that are reached now. `reached_at` and `reported_at` are None; `after` sets them."""
+    """Return the quotas that are reached now. `reached_at` and `reported_at` are None, for the function `after` to set."""
     asked = quotas._asdict() | {"today": now.astimezone(dt.UTC).date()}
     return [
         ReachedQuota(**row | {"quota": Quota(row["quota"])}) for row in connection.execute(query("quotas_reached_now"), asked)

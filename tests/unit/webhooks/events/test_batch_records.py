@@ -80,6 +80,11 @@ def test_a_batch_without_readable_events_or_with_too_many_is_rejected(value, rea
     assert rejected(batch_record(value=value)).reason == reason
 
 
+def test_a_batch_that_is_nested_too_deeply_is_not_called_no_array():
+    assert "nested too deeply" in rejected(batch_record(value=b"[" * 100_000)).detail
+    assert "no JSON array" in rejected(batch_record(value=b"{}")).detail
+
+
 def test_the_most_events_of_a_batch_are_taken_apart():
     assert len(events_of(batch_record(*[b"0"] * batch_records.MAX_EVENTS))) == batch_records.MAX_EVENTS
 

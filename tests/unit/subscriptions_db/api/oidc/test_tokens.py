@@ -157,6 +157,7 @@ def changed(text):
         (ISSUER.token(sub="a" * 256), "sub"),
         (ISSUER.token(sub="ann\x1b[2J\n"), "sub"),
         (ISSUER.token(sub=["ann"]), "sub"),
+        (ISSUER.token(jti=7), "claim jti"),
     ],
 )  # fmt: skip
 def test_a_forged_or_unfit_token_is_refused(text, said):
