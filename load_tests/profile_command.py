@@ -17,7 +17,7 @@ from load_tests.profiling import profiler
 from load_tests.scenarios import batch, direct, latency, mission
 
 
-class Load(enum.StrEnum):
+class ProfiledLoad(enum.StrEnum):
     """A load to profile."""
 
     DIRECT = "direct"
@@ -26,18 +26,18 @@ class Load(enum.StrEnum):
     LATENCY = "latency"
 
 
-LOADS: dict[Load, Callable[[stage.Terms], dict[str, Any]]] = {
-    Load.DIRECT: lambda terms: direct.run(direct.DirectScenario(events=300_000, steady_s=1), terms),
-    Load.BATCH: lambda terms: batch.run(batch.BatchScenario(settle_s=1, steady_s=1), terms),
-    Load.MISSION: lambda terms: mission.run(mission.MissionScenario(per_s=(200,), seconds=60), terms),
-    Load.LATENCY: lambda terms: latency.run(latency.LatencyScenario(seconds=60, kills=0), terms),
+LOADS: dict[ProfiledLoad, Callable[[stage.Terms], dict[str, Any]]] = {
+    ProfiledLoad.DIRECT: lambda terms: direct.run(direct.DirectScenario(events=300_000, steady_s=1), terms),
+    ProfiledLoad.BATCH: lambda terms: batch.run(batch.BatchScenario(settle_s=1, steady_s=1), terms),
+    ProfiledLoad.MISSION: lambda terms: mission.run(mission.MissionScenario(per_s=(200,), seconds=60), terms),
+    ProfiledLoad.LATENCY: lambda terms: latency.run(latency.LatencyScenario(seconds=60, kills=0), terms),
 }
-"""The scenario of each load. Events at full speed last long enough for some thousand samples."""
+"""The scenario of each load. Events at full speed last for some hundred samples of a worker."""
 
 
 def profile(
     load: Annotated[
-        Load,
+        ProfiledLoad,
         typer.Argument(
             help="Single events or batches at full speed; the mission's shape at no load and 200 events a second; or the "
             "real-time lane at 50, 200 and 1,000 events a second."

@@ -80,7 +80,12 @@ def draw(jar: Path, stacks: Path, graph: Path, title: str) -> None:
 
 def _run(jar: Path, *arguments: str) -> None:
     command = [str(java.find()), "-jar", str(jar), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise errors.LocalStackError(
+            f"async-profiler took more than {TIMEOUT_S} s, so there is no profile: run the command again"
+        ) from None
     if done.returncode:
         raise errors.LocalStackError(f"async-profiler failed, so there is no profile: {(done.stdout + done.stderr).strip()}")
 

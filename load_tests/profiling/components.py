@@ -36,6 +36,7 @@ JVM = {
     "org/sparkproject/jetty": "Spark's web server",
     "CompileBroker::": "compiler",
     "GangWorker::": "garbage collector",
+    "WorkerThread::": "garbage collector",
     "GCTaskThread::": "garbage collector",
     "VMThread::": "garbage collector and other work of the VM thread",
 }
@@ -90,7 +91,7 @@ def shares(stacks: Iterable[str], table: Mapping[str, str]) -> dict[str, float]:
         frames, _, count = line.rstrip().rpartition(" ")
         samples[_component(frames.split(";"), table)] += int(count)
     every = samples.total()
-    return {name: round(count / every, 4) for name, count in samples.most_common()}
+    return {name: round(count / every, 3) for name, count in samples.most_common()}
 
 
 def _component(frames: list[str], table: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import psutil
 
-from load_tests.profiling import async_profiler, components, py_spy, thread_times
+from load_tests.profiling import async_profiler, components, cpu_times, py_spy
 
 Processes = Sequence[tuple[psutil.Process, str]]
 """Processes of the job with their roles: `jvm`, `driver` or `worker`."""
@@ -37,42 +37,57 @@ class Profiler:
     def profiled(self, part: str, running: Callable[[], Processes], delivered: Callable[[], int]) -> Iterator[None]:
         """Profile the processes that run now, while the context lasts.
 
-        `delivered()` is the number of deliveries until now.
+        `running()` returns the processes that run at a time, and `delivered()` the number of deliveries until then. Nothing is
+        written if the context ends with an error.
         """
         processes, folder = running(), self._folder / part
         folder.mkdir(parents=True, exist_ok=True)
-        stacks = {role: folder / f"{role}.stacks" for role in ("jvm", *PYTHON_ROLES)}
         for path in folder.glob("*.stacks"):
             path.unlink()
+        stacks = {role: folder / f"{role}.stacks" for role in ("jvm", *PYTHON_ROLES)}
         [jvm] = [process.pid for process, role in processes if role == "jvm"]
-        recordings = _recordings(processes, folder)
-        async_profiler.start(self._jar, jvm)
-        threads = {process.pid: thread_times.read(process.pid) for process, _ in processes}
-        began_s, before = time.monotonic(), delivered()
-        try:
+        with contextlib.ExitStack() as at_end:
+            recordings = []
+            for process, path in _sampled(processes, folder):
+                recordings.append(py_spy.Recording(process, path))
+                at_end.callback(recordings[-1].kill)
+            async_profiler.start(self._jar, jvm)
+            began = {process.pid: cpu_times.read(process.pid) for process, _ in processes}
+            began_s, before = time.monotonic(), delivered()
             yield
-        finally:
-            took_s, count = time.monotonic() - began_s, delivered() - before
-            cpu_s = _cpu_s(processes, threads)
-            async_profiler.stop(self._jar, jvm, stacks["jvm"])
+            took_s, count, last = time.monotonic() - began_s, delivered() - before, running()
+            cpu_s = _cpu_s(last, began)
             for recording in recordings:
                 recording.stop()
+            async_profiler.stop(self._jar, jvm, stacks["jvm"])
+            for recording in recordings:
+                recording.wait()
         _join(folder, stacks)
         for role, path in stacks.items():
             async_profiler.draw(self._jar, path, folder / f"{role}.html", f"{part}: {role}")
-        document = {"part": part, "took_s": round(took_s, 1), "deliveries": count, "roles": _roles(stacks, cpu_s, count)}
+        document = {
+            "part": part,
+            "took_s": round(took_s, 1),
+            "deliveries": count,
+            "processes": {
+                "started_meanwhile": sum(process.pid not in began for process, _ in last),
+                "ended_meanwhile": len(began.keys() - {process.pid for process, _ in last}),
+            },
+            "roles": _roles(stacks, cpu_s, count),
+        }
         (folder / "profile.json").write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         self._say(f"profile of {part}: {folder}/profile.json, jvm.html, driver.html and worker.html")
 
 
-def _recordings(processes: Processes, folder: Path) -> list[py_spy.Recording]:
-    """Begin to sample the driver's Python and the workers, without the daemons that fork workers and then wait."""
-    daemons = {process.parent() for process, role in processes if role == "worker"}
-    return [
-        py_spy.Recording(process, folder / f"{role}-{process.pid}.stacks")
-        for process, role in processes
-        if role in PYTHON_ROLES and process not in daemons
-    ]
+def _sampled(processes: Processes, folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
+    """Yield the driver's Python and the workers, each with its file, without the daemons that fork workers and then wait."""
+    daemons = set()
+    for process, role in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            daemons |= {process.parent()} if role == "worker" else set()
+    for process, role in processes:
+        if role in PYTHON_ROLES and process not in daemons:
+            yield process, folder / f"{role}-{process.pid}.stacks"
 
 
 def _join(folder: Path, stacks: Mapping[str, Path]) -> None:
@@ -84,12 +99,13 @@ def _join(folder: Path, stacks: Mapping[str, Path]) -> None:
             path.unlink()
 
 
-def _cpu_s(processes: Processes, before: Mapping[int, thread_times.Threads]) -> dict[str, dict[str, float]]:
-    """Return the CPU seconds of each role by names of threads."""
+def _cpu_s(processes: Processes, before: Mapping[int, cpu_times.CpuTimes]) -> dict[str, dict[str, float]]:
+    """Return the CPU seconds of each role by names of threads. Processes that were not in `before` count whole."""
     spent: dict[str, dict[str, float]] = {}
     for process, role in processes:
         of_role = spent.setdefault(role, {})
-        for name, used_s in thread_times.spent(before[process.pid], thread_times.read(process.pid)).items():
+        earlier = before.get(process.pid, cpu_times.CpuTimes())
+        for name, used_s in cpu_times.spent(earlier, cpu_times.read(process.pid)).items():
             of_role[name] = of_role.get(name, 0.0) + used_s
     return spent
 

@@ -1,7 +1,7 @@
 """Sample the stacks of Python processes, by py-spy (https://github.com/benfred/py-spy).
 
 Runs in the process of the load test. py-spy sees the threads of Python only. Threads of libraries, such as those of
-librdkafka, are in the CPU times of `thread_times`.
+librdkafka, are in the CPU times of `cpu_times`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUT_S = 60
 
 
 class Recording:
-    """The sampling of one process."""
+    """The sampling of one process. `kill` must be called at the end, also after a failure."""
 
     def __init__(self, process: psutil.Process, stacks: Path) -> None:
         """Begin. `stacks`: the file for the stacks with their numbers of samples, a line each."""
@@ -39,17 +39,30 @@ class Recording:
         )
 
     def stop(self) -> None:
-        """End, and wait until the file is written.
+        """Ask py-spy to end. Does not wait, so that all recordings end at the same time."""
+        self._process.send_signal(signal.SIGINT)
+
+    def wait(self) -> None:
+        """Wait until the file is written. Called after `stop`.
 
         Raise LocalStackError if there is none, unless the process has ended: Spark ends workers that had no task for a minute.
         """
-        self._process.send_signal(signal.SIGINT)
-        said, _ = self._process.communicate(timeout=TIMEOUT_S)
+        try:
+            said, _ = self._process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise errors.LocalStackError(
+                f"py-spy did not write its samples within {TIMEOUT_S} s, so there is no profile: run the command again"
+            ) from None
         if not self._stacks.is_file() and not _has_ended(self._sampled):
             raise errors.LocalStackError(
                 "py-spy wrote no samples, so there is no profile. It needs the right to trace processes (root, or "
                 f"CAP_SYS_PTRACE in a container): {said.decode(errors='replace').strip()}"
             )
+
+    def kill(self) -> None:
+        """End py-spy if it still runs."""
+        self._process.kill()
+        self._process.wait()
 
 
 def _has_ended(process: psutil.Process) -> bool:

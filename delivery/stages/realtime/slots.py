@@ -82,14 +82,15 @@ class LaneTopics:
         return sum(self.partitions.values())
 
     def find(self, *, is_first: bool = False) -> None:
-        """Ask Kafka for the topics and partitions, and Spark for its slots.
+        """Ask Kafka for the topics and partitions and, if there are any, Spark for its slots.
 
         If the topics or partitions have changed, check that Spark has a slot for each partition.
         If there are too few slots, raise SettingsError with `is_first`. Without `is_first`, log an error: the lane then
         delivers in micro-batches. If Kafka does not answer, `partitions` stays as it is, and nothing is checked.
         """
-        self._slots = available(self._context)
         found = partitions(self._config)
+        if found:  # a lane without topics looks each second
+            self._slots = available(self._context)
         if found is None or found == self.partitions:
             return
         self.partitions = found

@@ -8,8 +8,8 @@ several times a second. The driver's answer contains the changes since the task'
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
-import os
 import socket
 import threading
 import time
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 UNRESPONSIVE_S = 10.0
 """Seconds without a report after which a task counts as failed. A healthy task reports every `realtime_task.REPORT_S`."""
+_PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
+"""Errors of the system that another port avoids."""
 MAX_CONNECTIONS = 1000
 """Number of threads of the driver process above which a new connection is refused. Each connection has a thread."""
 
@@ -100,9 +102,11 @@ class TaskServer:
         try:
             self._listener = socket.create_server((bind, port), backlog=256)
         except OSError as exc:
+            cure = "correct spark.driver.bindAddress, or spark.driver.host"
+            if exc.errno in _PORT_ERRORS:
+                cure = "choose another realtime.port, or 0 for any free one"
             raise errors.SettingsError(
-                f"setting realtime.port: {bind}:{port} cannot be opened ({os.strerror(exc.errno or 0)}), so the lane realtime "
-                "delivers nothing. Choose another port, or 0 for any free one"
+                f"the lane realtime cannot listen on {bind}:{port} ({exc.strerror}), so all lanes stop: {cure}"
             ) from exc
         self.address = channel.Address(host=host, port=self._listener.getsockname()[1], key=self._key)
         threading.Thread(target=self._accept, name="real-time server", daemon=True).start()

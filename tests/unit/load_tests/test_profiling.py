@@ -8,7 +8,7 @@ import time
 import pytest
 
 from delivery import errors
-from load_tests.profiling import async_profiler, components, thread_times
+from load_tests.profiling import async_profiler, components, cpu_times
 
 
 def test_a_stack_belongs_to_its_innermost_frame_that_has_a_component():
@@ -33,26 +33,29 @@ def test_no_samples_give_no_shares():
 
 
 def test_cpu_counts_for_the_group_of_threads_whose_names_differ_in_a_number():
-    before = {1: ("GC Thread#0", 1.0), 2: ("rdk:broker1001", 0.5)}
-    after = {1: ("GC Thread#0", 1.5), 2: ("rdk:broker1001", 0.5), 3: ("GC Thread#1", 0.25), 4: ("main", 2.0)}
-    assert thread_times.spent(before, after) == {"GC Thread": 0.75, "rdk:broker": 0.0, "main": 2.0}
+    before = cpu_times.CpuTimes(2.0, {1: ("GC Thread#0", 1.0), 2: ("rdk:broker1001", 0.5), 5: ("ended", 0.25)})
+    after = cpu_times.CpuTimes(
+        6.25, {1: ("GC Thread#0", 1.5), 2: ("rdk:broker1001", 0.5), 3: ("GC Thread#1", 0.25), 4: ("main", 2.0)}
+    )
+    assert cpu_times.spent(before, after) == {"GC Thread": 0.75, "rdk:broker": 0.0, "main": 2.0, cpu_times.ENDED: 1.5}
 
 
 def test_a_thread_that_works_has_more_cpu_seconds_than_before():
-    before = thread_times.read(os.getpid())
+    before, number = cpu_times.read(os.getpid()), threading.get_native_id()
     until = time.thread_time() + 0.05
     while time.thread_time() < until:
         pass
-    spent_s = thread_times.read(os.getpid())[threading.get_native_id()][1] - before[threading.get_native_id()][1]
-    assert spent_s >= 0.03
+    after = cpu_times.read(os.getpid())
+    assert after.threads[number][1] - before.threads[number][1] >= 0.03
+    assert after.total_s - before.total_s >= 0.03
 
 
 def test_a_process_that_has_ended_has_no_threads():
-    assert thread_times.read(2**22 + 1) == {}
+    assert cpu_times.read(2**22 + 1) == cpu_times.CpuTimes()
 
 
 def test_a_name_with_brackets_and_spaces_is_read_whole():
-    assert thread_times._parsed("7 (a (b) c) S 1 1 1 0 -1 0 0 0 0 0 150 50 0 0 20 0 1 0") == ("a (b) c", 2.0)
+    assert cpu_times._parsed("7 (a (b) c) S 1 1 1 0 -1 0 0 0 0 0 150 50 0 0 20 0 1 0") == ("a (b) c", 2.0)
 
 
 @pytest.fixture

@@ -94,10 +94,7 @@ def listen():
             task_server.TaskServer(
                 lambda known: messages.DriverUpdate(base_id="b1", is_paused=known.base_id == ""),
                 {("t", 0): 5},
-                bind="127.0.0.1",
-                host="127.0.0.1",
-                clock=lambda: NOW[0],
-                **bounds,
+                **{"bind": "127.0.0.1", "host": "127.0.0.1", "clock": lambda: NOW[0]} | bounds,
             )
         )
         return started[-1]
@@ -220,9 +217,12 @@ def test_tasks_are_asked_to_stop(listening, linked):
     assert exchange(linked).is_stopping
 
 
-def test_a_used_port_is_named_together_with_the_setting_and_the_cure(listen):
+def test_a_used_port_is_named_together_with_its_setting(listen):
     taken = listen().address.port
-    with pytest.raises(
-        errors.SettingsError, match=rf"setting realtime\.port: 127\.0\.0\.1:{taken} cannot be opened .* or 0 for"
-    ):
+    with pytest.raises(errors.SettingsError, match=rf"cannot listen on 127\.0\.0\.1:{taken} .*choose another realtime\.port"):
         listen(port=taken)
+
+
+def test_an_address_of_another_machine_is_named_together_with_its_setting(listen):
+    with pytest.raises(errors.SettingsError, match=r"cannot listen on 192\.0\.2\.1:0 .*correct spark\.driver\.bindAddress"):
+        listen(bind="192.0.2.1")
