@@ -76,8 +76,8 @@ PYTHON = {
     "uvloop": "event loop",
     "threading.py": "event loop",
 }
-"""Component by a part of the frame's path. The first that fits counts. uvloop is C code: its own work is in the frame of its
-thread."""
+"""Component by a part of the frame's path. The first that fits counts. uvloop is C code: its work counts
+for the Python frame that called it, in threading.py."""
 OTHER = "other"
 
 

@@ -22,7 +22,7 @@ class CpuTimes(NamedTuple):
     """CPU seconds of a process until a reading."""
 
     total_s: float = 0.0
-    """Of all threads, ended ones included."""
+    """CPU seconds of all threads, ended ones included."""
     threads: Mapping[int, tuple[str, float]] = {}
     """Name and CPU seconds of each thread, by its number. Linux keeps 15 characters of a name."""
 
@@ -47,7 +47,7 @@ def _parsed(stat: str) -> tuple[str, float]:
 
 
 def spent(before: CpuTimes, after: CpuTimes) -> dict[str, float]:
-    """Return the CPU seconds between two readings of a process, by names of threads without a number at their end. Pure.
+    """Return the CPU seconds between two readings of a process, grouped by thread name without its trailing number. Pure.
 
     The sum is that of the whole process.
     """

@@ -22,7 +22,7 @@ Processes = Sequence[tuple[psutil.Process, str]]
 PYTHON_ROLES = ("driver", "worker")
 """Roles whose stacks py-spy samples."""
 LEAST_S = 0.01
-"""CPU seconds from which a name of threads is listed."""
+"""CPU seconds below which a thread name is not listed."""
 
 
 class Profiler:

@@ -28,8 +28,8 @@ leaders, 9 s by Kafka's default. All tries together take as long as with the def
 
 REALTIME_FETCH_WAIT_MS = "50"
 """Milliseconds for which a broker keeps a fetch of the real-time lane that finds no record. A record that comes ends the
-fetch at once. The lane's consumers, one for each partition, fetch again by themselves, each up to 200 times a second if this is
-5 ms. A task may end later by this time."""
+fetch at once. Each partition has a consumer, which fetches again at once: with 5 ms, an idle consumer fetched up to 200
+times a second. A task may end later by this time."""
 
 
 def read(

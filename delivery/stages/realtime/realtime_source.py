@@ -18,7 +18,7 @@ from delivery.webhooks.lanes.realtime_lane import Place
 
 BUFFER_SIZE = "spark.sql.execution.pandas.udf.buffer.size"
 RECORDS_OF_A_PARTITION = 1 << 33
-"""The distance of `monotonically_increasing_id` between the first records of two partitions."""
+"""In each task, `monotonically_increasing_id` starts at a multiple of this number."""
 RECORD_BY_RECORD: Mapping[str, str] = {
     # A filler and a record. The batch goes to Python as soon as the record's own filler follows.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
@@ -29,7 +29,8 @@ RECORD_BY_RECORD: Mapping[str, str] = {
     "spark.sql.codegen.wholeStage": "false",
     # Spark's list of allowed operators has neither `mapInArrow` nor the `noop` sink.
     "spark.sql.streaming.realTimeMode.allowlistCheck": "false",
-    # Spark refuses `monotonically_increasing_id` in a stream, as its numbers begin anew in each batch. The fillers need that.
+    # Spark refuses `monotonically_increasing_id` in streams, because its numbers restart in each batch. The lane wants that
+    # restart: it marks a task's first record.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
 }
 """Settings of Spark for the session in which the lane delivers record by record."""
@@ -57,8 +58,8 @@ def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offset
     """Return the stream of records at or after `start_offsets` for the real-time trigger, each followed by a filler.
 
     A filler is a row of nulls. One more filler comes before the first record of each task, so that each Arrow batch of two rows
-    ends with a record. A batch that began with a record would be full only with the record's filler, and wait for the next
-    record.
+    ends with a record. If a batch began with a record, the record's filler would fill it, and Spark would send it only after
+    the next record came.
     """
     records = _from(topic_source.read_realtime(spark, config.kafka, config.source, at_most=None), start_offsets)
     record = F.struct(*records.columns)

@@ -37,7 +37,7 @@ def partitions(config: settings.Settings) -> dict[str, int] | None:
 
 
 def available(context: SparkContext) -> int:
-    """Return the number of tasks that Spark can run at once: its slots. Asks the JVM for some hundred settings, one by one."""
+    """Return the number of tasks that Spark can run at once: its slots. Copies all settings of Spark through py4j."""
     conf = context.getConf()
     local = _LOCAL.match(context.master or "")
     executors, cores = (int(conf.get(f"spark.executor.{name}", "0") or 0) for name in ("instances", "cores"))
@@ -89,7 +89,7 @@ class LaneTopics:
         delivers in micro-batches. If Kafka does not answer, `partitions` stays as it is, and nothing is checked.
         """
         found = partitions(self._config)
-        if found:  # a lane without topics looks each second
+        if found:  # without topics `find` runs each second, and needs no slots
             self._slots = available(self._context)
         if found is None or found == self.partitions:
             return

@@ -30,9 +30,9 @@ SLICE_S = 1.0
 """Seconds after which a slice ends, unless an earlier slice is still finishing. `end_slice` ends a slice sooner. The receipts
 follow when all records of the slice and of earlier slices have an outcome."""
 CHECK_EVERY_S = 0.05
-"""Seconds between two checks for results and for the end of a slice. Results are queued at a check, and at the end of a
-slice: a wake-up of the writer's thread for each record took a tenth of a worker's CPU at 1,000 events a second. Queued results
-are in Kafka some 10 ms later. Deliveries with these results are not repeated after a crash."""
+"""Seconds between two checks for results and for the end of a slice. Results are queued only at a check and at the end
+of a slice. To queue each record's results woke the writer's thread each time, which took a tenth of a worker's CPU at 1,000
+events a second. Queued results are in Kafka some 10 ms later. Deliveries with these results are not repeated after a crash."""
 MAX_WAITING = 500
 """When this many records wait for the event loop, the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
@@ -82,7 +82,7 @@ class _OpenSlice:
         self.unqueued.batch_records += results.batch_records
 
     def take_unqueued(self) -> Results:
-        """Return `unqueued`, and begin anew."""
+        """Return `unqueued`, and empty it."""
         results, self.unqueued = self.unqueued, Results()
         return results
 

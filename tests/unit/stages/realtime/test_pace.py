@@ -79,7 +79,7 @@ def test_slots_for_each_partition_and_for_the_other_lanes():
 
 
 def test_the_check_for_slots_asks_spark_nothing():
-    """Regression: this check, ten times a second, asked Spark for some hundred settings. It took a third of a core."""
+    """Regression: this check, ten times a second, copied all of Spark's settings. It took a third of a core."""
     topics = slots.LaneTopics(settings.Settings(), context=None, for_others=0)
     assert topics.have_slots()
 
