@@ -226,7 +226,8 @@ class Job(Command):
         first_s = self.wait_until(reached(before + 1), within_s=START_TIMEOUT_S, goal="the first delivery")
         say(f"first delivery after {first_s:.1f} s")
         warm_s = self.wait_until(reached(before + warm_up), within_s=WORK_TIMEOUT_S, goal="the warm-up")
-        say(f"warm after {warm_s:.1f} s: JVM {self.meter.read().jvm_s:.1f} s, Python {self.meter.read().python_s:.1f} s of CPU")
+        used = self.meter.read()
+        say(f"warm after {warm_s:.1f} s: JVM {used.jvm_s:.1f} s, Python {used.python_s:.1f} s of CPU")
         with measured():
             warm, warm_count, began_s = self.meter.read(), customers.count, self.elapsed_s()
             took_s = self.wait_until(reached(until), within_s=WORK_TIMEOUT_S, goal="the last delivery") - began_s

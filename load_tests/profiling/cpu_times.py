@@ -1,4 +1,4 @@
-"""Read the CPU seconds of processes and of their threads, from Linux's /proc.
+"""Read the CPU seconds of processes and of their threads.
 
 Runs in the process of the load test.
 """
@@ -6,15 +6,15 @@ Runs in the process of the load test.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 ENDED = "(ended threads)"
 """Name under which `spent` lists the CPU of threads that ended between two readings."""
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _NUMBER = re.compile(r"[-#: ]*\d+$")
 
 
@@ -27,23 +27,19 @@ class CpuTimes(NamedTuple):
     """Name and CPU seconds of each thread, by its number. Linux keeps 15 characters of a name."""
 
 
-def read(pid: int) -> CpuTimes:
+def read(process: psutil.Process) -> CpuTimes:
     """Return the CPU times of a process until now; zeros if it has ended."""
-    threads = {}
-    total_s = 0.0
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                threads[int(task.name)] = _parsed((task / "stat").read_text())
-        _, total_s = _parsed(Path(f"/proc/{pid}/stat").read_text())
-    return CpuTimes(total_s, threads)
-
-
-def _parsed(stat: str) -> tuple[str, float]:
-    """Return the name and the CPU seconds in a line of /proc/PID/stat. See `man proc`: fields 2, 14 and 15."""
-    name, _, rest = stat.partition("(")[2].rpartition(")")
-    fields = rest.split()
-    return name, (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+    try:
+        threads = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return CpuTimes()
+    named = {}
+    for number, used_s in threads.items():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            name = Path(f"/proc/{process.pid}/task/{number}/comm").read_text()  # psutil has no names of threads
+            named[number] = (name.rstrip("\n"), used_s)
+    return CpuTimes(times.user + times.system, named)
 
 
 def spent(before: CpuTimes, after: CpuTimes) -> dict[str, float]:

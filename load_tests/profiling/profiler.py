@@ -52,7 +52,7 @@ class Profiler:
                 recordings.append(py_spy.Recording(process, path))
                 at_end.callback(recordings[-1].kill)
             async_profiler.start(self._jar, jvm)
-            began = {process.pid: cpu_times.read(process.pid) for process, _ in processes}
+            began = {process.pid: cpu_times.read(process) for process, _ in processes}
             began_s, before = time.monotonic(), delivered()
             yield
             took_s, count, last = time.monotonic() - began_s, delivered() - before, running()
@@ -105,7 +105,7 @@ def _cpu_s(processes: Processes, before: Mapping[int, cpu_times.CpuTimes]) -> di
     for process, role in processes:
         of_role = spent.setdefault(role, {})
         earlier = before.get(process.pid, cpu_times.CpuTimes())
-        for name, used_s in cpu_times.spent(earlier, cpu_times.read(process.pid)).items():
+        for name, used_s in cpu_times.spent(earlier, cpu_times.read(process)).items():
             of_role[name] = of_role.get(name, 0.0) + used_s
     return spent
 

@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 UNRESPONSIVE_S = 10.0
 """Seconds without a report after which a task counts as failed. A healthy task reports every `realtime_task.REPORT_S`."""
-_PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
-"""Error numbers for which another port is the cure."""
 MAX_CONNECTIONS = 1000
 """Number of threads of the driver process above which a new connection is refused. Each connection has a thread."""
+_PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
+"""Error numbers for which another port is the cure."""
 
 
 def addresses(context: SparkContext) -> tuple[str, str]:
