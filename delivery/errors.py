@@ -13,7 +13,7 @@ Used in every process. Imports the standard library only. All classes can be pic
     ├── LeaseRefused             the API server of Kubernetes does not let this driver use its Lease
     ├── LaneFailed               a lane cannot run, or its query ended by itself; committed micro-batches are kept
     ├── RegistrationError        a document, row or request is refused, with the path of the mistake
-    │   ├── ManifestRefused      … a whole document, with all its mistakes
+    │   ├── ManifestRefused      … a whole document, with all mistakes that one check of it found
     │   ├── FilterError          … because of a filter pattern
     │   └── TargetRefused        … because of an endpoint's URL, headers, authentication or TLS
     ├── SealError                a sealed secret cannot be opened, or an endpoint has no signing secret
@@ -49,7 +49,7 @@ class FanoutError(Exception):
 
 
 class SettingsError(FanoutError):
-    """A setting is unknown or wrong. The message names the wrong setting and the right one."""
+    """A setting is unknown or wrong. The message names the setting, and says how to correct it."""
 
 
 class LocalStackError(FanoutError):
@@ -73,7 +73,7 @@ class RegistryOutdated(FanoutError):
 
 
 class CheckpointInUse(FanoutError):
-    """Another job, or `fanout accept-loss`, uses a lane of this checkpoint. The message names its process."""
+    """Another job, or `fanout accept-loss`, uses a lane of this checkpoint. The message names the process that uses it."""
 
 
 class LeaseRefused(FanoutError):
@@ -89,8 +89,9 @@ class LaneFailed(FanoutError):
 
 
 class RegistrationError(FanoutError):
-    """A document, a row or a request is refused. `path` is the place of the mistake, such as `endpoints[3].url`.
+    """A document, a row, a request or a value is refused. `problem` is the mistake, as text that follows `path`.
 
+    `path` is the place of the mistake, such as `endpoints[3].url`. Empty: the mistake concerns the whole document or value.
     `file` is the name of the document. Empty: the document has no name. `line` is the line of the mistake. None: unknown.
     """
 
@@ -118,7 +119,10 @@ class RegistrationError(FanoutError):
 
 
 class ManifestRefused(RegistrationError):
-    """A document is refused, with all its mistakes, at least one. `path`, `problem`, `file` and `line` are of the first."""
+    """A check of a document failed. `found` has all mistakes that this check found, at least one.
+
+    Later checks did not run, and may find further mistakes. `path`, `problem`, `file` and `line` are of the first mistake.
+    """
 
     SHOWN = 100
     """Most mistakes that the message lists. In a generated document each row may have the same mistake."""
@@ -153,7 +157,7 @@ class TargetRefused(RegistrationError):
 
 
 class SealError(FanoutError):
-    """A sealed secret cannot be opened: its key is missing or differs, its row was moved, or its format is unknown.
+    """A sealed secret cannot be opened: its key is missing or differs, it is of another row, or its format is unknown.
 
     Also raised for an endpoint without a valid signing secret. The message says what to do.
     """
@@ -267,6 +271,6 @@ class ConnectionLost(AttemptFailed):
 
 
 class ResponseInvalid(AttemptFailed):
-    """The response is not HTTP, or its head exceeds the bounds."""
+    """The response is not HTTP, or its status line and headers are too large."""
 
     error_class = "response_invalid"

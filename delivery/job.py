@@ -36,7 +36,7 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run lanes `names` (None: those of the settings) until `stop`; `once`: until all records now in Kafka are handled."""
+    """Run lanes `names` (None: all that have topics) until `stop` is set; `once`: until all records now in Kafka are done."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     plan_builder.warn_of_open_guard(config.delivery)

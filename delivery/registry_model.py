@@ -166,7 +166,8 @@ class Endpoint:
     """Names and values that the customer wants in each request. Secrets belong in `auth`."""
     tls: Tls | None = None
     max_in_flight: int | None = None
-    """Most requests in flight to the endpoint, over all workers. None: the operator's bound for each worker holds."""
+    """Most requests in flight to the endpoint, over all workers. Each worker has an equal share, at least one. The retry lane
+    counts its requests separately. None: `delivery.max_in_flight_per_endpoint` bounds each task instead."""
     max_per_second: float | None = None
     """Most requests a second to the endpoint, over all workers. None: no bound."""
     batching: Batching | None = None

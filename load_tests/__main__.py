@@ -365,7 +365,7 @@ def run_at_scale(
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Run a scenario at the mission's scale. The status is 1 when one of its bounds does not hold."""
+    """Run a scenario at the mission's scale (docs/load-tests.md). Exit code 1: one of its bounds does not hold."""
     stopping.install()
     size = at_scale_command.ChosenSize(
         share=share, seconds=seconds, topics=topics, tenants=tenants, endpoints=endpoints, warm_up=warm_up

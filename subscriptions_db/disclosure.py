@@ -15,7 +15,7 @@ _SHOWN = {errors.AddressBlocked.error_class: errors.DnsFailed.error_class}
 
 
 def word(reason: str | None) -> str | None:
-    """Return the error class or reason that customers see: `dns` for `address_blocked`, else `reason` itself, also None."""
+    """Return the error class or reason that customers see: `dns` for `address_blocked`, else `reason`. None stays None."""
     return reason if reason is None else _SHOWN.get(reason, reason)
 
 

@@ -1,6 +1,6 @@
 """State the bounds of one process of the API that are not settings. Pure.
 
-Runs in the API. A test that needs other bounds serves the API with them.
+Runs in the API. Tests may run the API with other bounds.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class ServerBounds:
     """Seconds to send an answer; then the connection is aborted. aiohttp would wait for ever for a client that does not read. A
     page has 1 MiB, but a single dead letter may be larger."""
     key_cache_s: float = 3.0
-    """Seconds for which the principal of an API key is cached, and so the longest that a revoked key still works. docs/api.md
+    """Seconds for which a process caches the rights of an API key. A revoked key works for at most this time. docs/api.md
     promises 5 s."""
     poll_every_s: float = 1.0
     """Seconds between two tries of a long poll. Notifications of Postgres would not help: an expired lease causes none."""
     provider_read_every_s: float = 10.0
-    """Least seconds between the starts of two reads of the keys of the OpenID Connect provider. Tokens with invented key ids
-    must not make the API flood the provider."""
+    """Least seconds between the starts of two reads of the OpenID Connect provider's signing keys. Tokens with invented key
+    ids must not make the API flood the provider."""
     test_events_per_s: float = 1.0
-    """Test events and questions a second to one endpoint. More could attack a server from our addresses."""
+    """Maximum test events and questions a second to one endpoint. More could attack a server from our addresses."""
     test_events_at_once: int = 16
     """Maximum test events and questions in flight."""
 

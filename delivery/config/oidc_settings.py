@@ -28,8 +28,9 @@ class OidcSettings(Area):
     """Claim that gives a token its scope: the name of the claim, or a dotted path such as `realm_access.roles`. The claim is a
     list of texts, or one text of words with spaces between them."""
     scopes: dict[str, Literal["operator", "executor", "publisher"]] = {}
-    """Value of the claim → scope (`fanout-admins = "operator"`). If a token has several of the values, the first entry decides.
-    A token with none of them is refused. In the environment: `value1=scope1,value2=scope2`."""
+    """Value of the claim → scope (`fanout-admins = "operator"`). If a token has several of the values, the first entry of this
+    setting that applies decides. A token with none of the values is refused. In the environment:
+    `value1=scope1,value2=scope2`."""
     subject_claim: Annotated[str, Field(min_length=1)] = "sub"
     """Claim that names the caller in the audit log, as `oidc:…`, and for the rate limit. Users of the provider
     must not be able to choose or change this claim. So `preferred_username` is safe only if the provider forbids its change."""

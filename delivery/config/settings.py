@@ -51,7 +51,7 @@ class KeysSettings(Area):
 
 
 class KafkaSettings(Area):
-    """Kafka, version 3.6 or later. Both clients, Spark's and librdkafka, use these settings, except the last two."""
+    """Kafka, version 3.6 or later. Spark's client and librdkafka share these settings, except the last two: one for each."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
     """`host:port`, several separated by commas."""
@@ -96,8 +96,8 @@ class SourceSettings(Area):
     micro-batch of the retry lane. The number bounds the memory, and the time until a change of the registry takes effect."""
     max_event_bytes: Annotated[int, Field(gt=0, le=700_000)] = 262_144
     """Most bytes of a record's value and headers. A larger record goes to the topic of rejected records. A dead letter carries
-    the event in base64, which adds a third, and must fit into Kafka's 1 MiB. A payload that is not JSON counts as the JSON
-    string that stands for it. With headers, it may have at most 700,000 bytes."""
+    the event in base64, which adds a third, and must fit into Kafka's 1 MiB. So a payload that is not JSON has a second limit:
+    with the headers, the JSON string that stands for it may have at most 700,000 bytes."""
     tenant_of_topic: Annotated[str, pydantic.AfterValidator(with_one_group)] = ""
     """Python regular expression for topics that belong to one tenant each. Its one group is the tenant's id, as in
     `events\\.([^.]+)\\..+`. A topic that matches carries events of its tenant only; events of other
@@ -179,8 +179,8 @@ class DeliverySettings(Area):
     """Attempts of which the attempts topic and the archive keep headers and body of the response: `failed`, or `all`. With
     `all`, an accepted attempt takes up to 2 KiB more in Kafka and Postgres."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
-    """Most requests in flight from a task of a fast lane; from a task of the real-time lane, twice as many. In addition, as
-    many background attempts of a worker process may be in flight, and as many requests of the retry lane."""
+    """Most requests in flight from a task of the direct or batch lane; from a task of the real-time lane, twice as many. In
+    addition, a worker process may have up to this many background attempts and this many requests of the retry lane."""
     max_in_flight_per_endpoint: Annotated[int, Field(gt=0)] = 16
     """Most requests in flight from one task to an endpoint without a `max_in_flight` of its own."""
     stop_within_s: Seconds = 20
@@ -345,8 +345,9 @@ class MetricsSettings(Area):
     lag_interval_s: Seconds = 10
     """Time between two requests to Kafka for the lag; with scaling, `scaling.interval_s` holds instead."""
     stalled_after_s: Seconds = 300
-    """The job is unhealthy when records wait and none was committed for this time. When the job stops, a micro-batch that runs
-    for this time more is interrupted, and runs again at the next start. The time must be longer than any micro-batch."""
+    """The job is unhealthy when records wait and none was committed for this time. A micro-batch that still runs this time
+    after the job was asked to stop is interrupted. It runs again at the next start. The time must be longer than any
+    micro-batch."""
 
 
 class Settings(Area):

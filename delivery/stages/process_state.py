@@ -1,4 +1,4 @@
-"""Name the objects that a process of the job keeps from task to task, or shares among its lanes: who makes, uses and ends each.
+"""Name the objects that a process of the job keeps from task to task, or shares among its lanes, and say when each ends.
 
 Runs in the executors' Python workers and on the driver. No other module keeps such an object at module level, with two
 exceptions: the metrics (delivery.observability.metrics) and `functools` caches of what arguments alone determine.
@@ -35,13 +35,14 @@ class Kept:
 
 
 WORKERS = Kept()
-"""In a worker: the event loop, connections and endpoint memory of each plan (`lanes.worker.Worker`). Made and used by tasks
-(`tasks.task_context`). Ends with the process."""
+"""In a worker: one `lanes.worker.Worker` for each plan, with its event loop, its connections, and the present state of each
+endpoint. Made and used by tasks (`tasks.task_context`). Ends with the process."""
 RESULT_PRODUCERS = Kept()
 """In a worker: the Kafka producer for results, one for each configuration of librdkafka. Made and used by the writers of tasks
-(`kafka.sink`). A writer clears it when a row could not be written. Otherwise it ends with the process."""
+(`kafka.sink`). A writer forgets all of these producers when a row could not be written. Otherwise they end with the process."""
 EVENT_PRODUCERS = Kept()
-"""In a worker: the same for the events of batch records (`kafka.event_writer`), with options of its own."""
+"""In a worker: the Kafka producer for the events of batch records, one for each configuration of librdkafka. Made, used and
+forgotten by `kafka.event_writer`, which forgets them when an event could not be written."""
 ATTEMPT_LOGS = Kept()
 """In a worker: the log of attempts, one for each set of log settings. Making it configures the process's logs. Made and used by
 observers (`tasks.observer`). Ends with the process."""
@@ -58,5 +59,5 @@ REPORT_BUFFERS = Kept()
 """In a worker: the totals that tasks of the real-time lane report to the driver (`realtime.report_buffer`). Made by the first
 observer of such a task, and drained with each report. Ends with the process."""
 STATE_CONNECTIONS = Kept()
-"""In a worker of a lane with state: the newest connections to the state of shards. Made by the first shard, and added to by
-each task (`tasks.shard_state`). The oldest one is closed when there are too many."""
+"""In a worker of a lane with state: the connections that the last few tasks had to Spark's state. Made by the first task. Each
+task adds its connection as it ends, and the oldest one is then closed (`tasks.shard_state`)."""

@@ -1,6 +1,7 @@
-"""Accept the loss of records that Kafka deleted before a lane read them: audit it, and move checkpoints to present records.
+"""Accept the loss of records that Kafka deleted before a lane read them, so that the lane continues after them.
 
-Runs in `fanout` commands, with its own Spark session, while no job runs these lanes.
+Writes the loss to the audit log, and moves the lane's checkpoint to the next records that Kafka has. Runs in `fanout` commands,
+with its own Spark session, while no job runs these lanes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Accepted(NamedTuple):
     def document(self) -> dict[str, Any]:
         """Return the loss as a dictionary, for the output of the command and for the audit log.
 
-        `records` is the number of lost records; None: unknown.
+        `records` is the number of lost records. None: the number is unknown, because the partition is gone or was truncated.
         """
         records = None if self.loss.last is None else self.loss.last - self.loss.first + 1
         return {"lane": self.lane, **self.loss._asdict(), "records": records}
@@ -43,7 +44,7 @@ class _Move(NamedTuple):
 
 
 def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
-    """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints.
+    """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints past them.
 
     With `is_dry` nothing is changed. Without `is_dry`, the positions of the lanes' paused topics first move back into the
     checkpoints, as at the start of the job. A checkpoint moves only after its audit entry. After a crash between the two, the

@@ -43,7 +43,7 @@ NEXT_STEPS = {
 }
 """Beginning of the reason why a lane is not ready → the operator's next step. Other reasons name the next step themselves."""
 SHOWN = 20
-"""Maximum rows that a finding names, each with its fault or warning. The finding counts the further ones."""
+"""Maximum quarantined rows, or warnings about subscriptions, that a finding names. Of the others, it has only the number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Diagnosis:
 
 
 class _LaneReadiness(msgspec.Struct):
-    """One lane in the answer to /readyz."""
+    """The readiness of one lane, in the answer to /readyz."""
 
     ok: bool
     reason: str
@@ -109,7 +109,8 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
 def _python(_: settings.Settings) -> str:
     """Return the version of Python, with a warning if this interpreter was compiled without optimisation.
 
-    Workers that run in it take about a third more CPU. An interpreter in /usr counts as optimised, as distributions compile it.
+    Workers that run in it take about a third more CPU. An interpreter in /usr counts as optimised, because Linux distributions
+    optimise theirs.
     """
     version = sys.version.split()[0]
     if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):
@@ -202,7 +203,7 @@ def _registry(config: settings.Settings) -> str:
 
 
 def _subscriptions(config: settings.Settings) -> str:
-    """Raise RegistrationError for subscriptions that may match no event, including rows that SQL wrote without a warning."""
+    """Raise RegistrationError for subscriptions that may match no event. Rows that SQL wrote had no such check before."""
     with connect.connect(config.database) as connection, connect.translated_errors():
         found = lint.subscriptions(connection, None, registry_commands.known_types(config))
     if found:
@@ -245,7 +246,8 @@ def _object_store(config: settings.SparkSettings) -> str:
 def _job(config: settings.Settings) -> str:
     """Ask the job on this machine, if there is one, whether it is ready. Raise LaneFailed if a lane is not ready.
 
-    `fanout archive` and `fanout serve` have the same setting `metrics.port`. If one of them has the port, its answer counts.
+    `fanout archive` and `fanout serve` have the same setting `metrics.port`. If one of them listens on the port, its answer is
+    taken for the job's.
     """
     if not config.metrics.port:
         return "not checked, because metrics.port is 0"

@@ -66,7 +66,7 @@ def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: b
     """Change the registry to match the manifest in `file`; return the changes. Warnings name lines of the file.
 
     With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete the endpoints and
-    subscriptions of the manifest's customers that it does not name. `strict` refuses a manifest with warnings.
+    subscriptions of the manifest's customers that the manifest does not name. `strict` refuses a manifest with warnings.
 
     Raise RegistrationError if the manifest cannot be read or is refused, with the line if the mistake has one. Raise
     SettingsError if the key ring does not open the stored secrets, and RegistryOutdated if the schema in Postgres is not
@@ -127,8 +127,8 @@ def apply_manifest(
     """Change the registry to match a checked manifest; return the changes and the new signing secrets.
 
     With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete the endpoints and
-    subscriptions of the manifest's customers that it does not name. Raise RegistrationError if the manifest is refused, and the
-    other errors of `apply_file`.
+    subscriptions of the manifest's customers that the manifest does not name. Raise RegistrationError if the manifest is
+    refused, and the other errors of `apply_file`.
     """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
@@ -251,7 +251,7 @@ def rotate_secret(
     """Create a new signing secret for an endpoint, and return the secret or public key that its customer needs.
 
     Older secrets still sign for `overlap`, or until an earlier end that is set already. Raise RegistrationError if there is no
-    such endpoint, or if it would have too many valid secrets.
+    such endpoint, or if the endpoint would have too many valid secrets.
     """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:

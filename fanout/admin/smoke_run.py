@@ -257,7 +257,7 @@ class Seen:
     """True after an attempt that the endpoint answered with 2xx."""
 
     def add(self, value: bytes) -> None:
-        """Add the entries of a record of the attempts topic about this endpoint. Name a record that cannot be read."""
+        """Add the entries of a record of the attempts topic about this endpoint; for an unreadable record, add one text."""
         try:
             record = log_records.decode(value)
         except msgspec.DecodeError:
@@ -295,7 +295,7 @@ class DeliveryLog:
         self._consumer.assign([confluent_kafka.TopicPartition(*extent.place, extent.end) for extent in extents])
 
     def poll(self) -> None:
-        """Add the records that have arrived to `seen`, at most 1,000.
+        """Read the records that have arrived, at most 1,000, and add those about the endpoint to `seen`.
 
         Raise KafkaUnavailable if the login may not read the attempts topic. Other errors may pass, and are ignored.
         """

@@ -1,8 +1,8 @@
-"""`fanout archive`: copy dead letters and attempts to Postgres, and run redrives, replays and operational events.
+"""`fanout archive`: copy dead letters and attempts to Postgres, run redrives and replays, and publish operational events.
 
 Runs as its own process, so that delivery never waits for it. The process begins at the offsets that are committed in Postgres:
 at each start, and after each pause for a server that was away. So each record is archived once. One process is enough. Two at
-once are safe, and do the same work twice.
+once are safe: both read every record, and each record is still archived once.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ log = logging.getLogger(__name__)
 NAME = "archive"
 """The name of this process in probes and metrics."""
 WAIT_S = 0.5
-"""Seconds to wait for records. After each wait, the records are written, and redrives, replays and operational events run."""
+"""Seconds to wait for records. After each wait, the records are written, redrives and replays run, and operational events are
+published."""
 MAX_BYTES = 4 * 1024 * 1024
 """Maximum bytes of records that are written to Postgres in one transaction. A larger record has a transaction of its own."""
 MAINTENANCE_S = 60.0
-"""Seconds between two maintenance runs. A run creates and drops the partitions of days, and deletes other rows past their
-retention, among them the API's stored answers (stored_answers.py). It checks the quotas if a check is due (quota_step.py). With
-`operations.topic` it stores an operational event about each API key that expires soon."""
+"""Seconds between two maintenance runs. A run creates and drops the daily partitions of tables, and deletes other rows past
+their retention, among them the API's stored answers (stored_answers.py). It checks the quotas if a check is due
+(quota_step.py). With `operations.topic` it stores an operational event about each API key that expires soon."""
 REPORT_S = 60.0
 """Minimum seconds between two log lines about archived records. Nothing is logged if none was archived."""
 DISABLED_CHECK_S = 1.0
@@ -65,7 +66,7 @@ def pause_s(failures: int) -> float:
 
 
 def run(config: settings.Settings, *, stop: threading.Event, once: bool = False) -> None:
-    """Archive, and run redrives, replays and operational events, until `stop` is set.
+    """Archive, run redrives and replays, and publish operational events, until `stop` is set.
 
     With `once`, return when the records now in Kafka are archived, and no redrive, replay or event can advance now. With
     `once`, also raise the error of an unavailable server, in place of a pause. Raise SettingsError for settings with which
@@ -148,7 +149,10 @@ class Archiver:
         )
 
     def failed(self, exc: errors.FanoutError) -> None:
-        """Log that a server is unavailable, and pause. The pause doubles with each failure in a row. `stop` ends the pause."""
+        """Log that a server is unavailable, and pause. With each failure in a row, the pause doubles, up to LONGEST_PAUSE_S.
+
+        `stop` ends the pause.
+        """
         self._failures += 1
         self._pause_reason = str(exc)
         log.warning("the archive pauses for %.1f s, then tries again; deliveries continue: %s", pause_s(self._failures), exc)

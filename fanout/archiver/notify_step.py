@@ -24,7 +24,7 @@ from subscriptions_db.postgres import connect
 SOURCE = "fanout"
 """The CloudEvents attribute `source` of every operational event."""
 PAUSE_S = 30.0
-"""Seconds to wait after a failure."""
+"""Seconds for which no operational event is published after a failure of Kafka."""
 
 log = logging.getLogger(__name__)
 

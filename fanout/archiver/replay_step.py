@@ -32,7 +32,7 @@ from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayRequ
 from subscriptions_db.snapshot import registry_reader
 
 STEP_S = 1.0
-"""Seconds after the begin of a step in which a chunk may begin. Archiving waits meanwhile."""
+"""Seconds of a step, after which it begins no further chunk. Archiving waits during a step."""
 MAX_RECORDS = 1000
 """Maximum records of one chunk. By default an event has at most 256 KiB (`source.max_event_bytes`), so the valid
 events of a chunk have at most 250 MiB."""

@@ -32,7 +32,7 @@ PARTITION_CHECK_S = 30.0
 
 
 class Start(NamedTuple):
-    """Offset at which the archive begins in a partition."""
+    """The offset from which the archive reads a partition, and the loss before it."""
 
     offset: int
     lost: int
@@ -47,11 +47,11 @@ def start_of(archived_until: int | None, low: int, high: int) -> Start:
 
     `archived_until` is the offset after the last archived record; None: no record of the partition was archived.
 
-    1. `archived_until` is None: begin at its first record.
-    2. Kafka deleted records before they were archived: begin at its first record, and report the loss.
-    3. The partition ends before the archived offset: its topic was created again, or its newest records were lost.
-       Begin at its first record.
-    4. Otherwise begin at the archived offset.
+    1. `archived_until` is None: begin at the first record of the partition.
+    2. Kafka deleted records before they were archived: begin at the first record of the partition, and report the loss.
+    3. The partition ends before `archived_until`: its topic was created again, or its newest records were lost.
+       Begin at the first record of the partition.
+    4. Otherwise begin at `archived_until`.
     """
     if archived_until is None:
         return Start(low, 0, is_recreated=False)
@@ -63,7 +63,7 @@ def start_of(archived_until: int | None, low: int, high: int) -> Start:
 
 
 class Source:
-    """Read records as they arrive, in order within each partition. Used by one thread."""
+    """Read records of the topics `names` as they arrive, in order within each partition. Used by one thread."""
 
     def __init__(
         self, kafka: settings.KafkaSettings, names: list[str], *, partition_check_s: float = PARTITION_CHECK_S

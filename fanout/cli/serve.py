@@ -121,7 +121,10 @@ def revoke(
 
 
 def _expiry(text: str) -> dt.datetime | None:
-    """Return a future moment from a duration from now, or from a date or time; None for `never`."""
+    """Return the moment that `text` names: a duration from now, or a date or time. None: `text` is `never`.
+
+    Raise SettingsError if the moment is not in the future, or if `text` has no such form.
+    """
     if text == NEVER:
         return None
     now_ms = round(time.time() * 1000)

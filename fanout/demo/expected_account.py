@@ -1,7 +1,7 @@
 """Compare the due deliveries of the demo with the requests to the receivers and the records of the job. Pure.
 
 Runs in `fanout` commands and the tests. The result is an account: how many deliveries were due, and how each of them ended. A
-pair is a delivery: an event and a subscription, by their ids.
+`Pair` names a delivery.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from fanout.local import receiver
 from fanout.reconcile import accounting, ledger
 
 Pair = tuple[str, str]
-"""Event id and subscription id."""
+"""A delivery, by event id and subscription id."""
 Token = tuple[str, ...]
 """Identity of a delivery for a receiver. For a single event: its `webhook-id`. For an event of a batch: endpoint, source and
-event id. Two subscriptions of a batch endpoint have the same token, so the event must come twice."""
+event id. If two subscriptions of a batch endpoint match one event, both deliveries have the same token, and the endpoint must
+get the event twice."""
 History = Sequence[tuple[int, dict[str, Any]]]
 """Revision and document of each state of the registry, oldest first."""
 
@@ -47,20 +48,20 @@ class ExpectedLane:
     due: int
     delivered: int
     redriven: int
-    """Delivered pairs that were dead letters before."""
+    """Those of the `delivered` deliveries that were dead letters before."""
     dead_lettered: int
-    """Pairs that became dead letters, and were not delivered after a redrive."""
+    """Deliveries that became dead letters, and were not delivered after a redrive."""
     skipped: dict[str, int]
-    """Skip reason → number of pairs."""
+    """Skip reason → number of deliveries."""
     pending: int
     """Events that the lane did not handle."""
     lost: tuple[Pair, ...]
-    """Due pairs without a permitted outcome."""
+    """Due deliveries without a permitted outcome."""
     duplicates: int
-    """Number of times that a receiver accepted a pair again."""
+    """Number of times that a receiver accepted a delivery again."""
     latency_ms: dict[str, float]
     """p50, p90 and p99 of the milliseconds from the append of an event to the answer that accepted it, without redriven
-    pairs."""
+    deliveries."""
 
     def document(self) -> dict[str, int]:
         """Return the counts as a dictionary for JSON output."""
@@ -82,7 +83,7 @@ class OverHttp:
 
     customer: str
     dead_letters: int
-    """Deliveries with a dead letter in the dead-letter topic, in a poll, or among the redriven ones."""
+    """Deliveries with a dead letter in the dead-letter topic or in a poll, or with a redrive in the attempts topic."""
     polled: int
     """Deliveries whose dead letter was polled over HTTP, with the payload byte for byte as published."""
     acknowledged: int
@@ -107,15 +108,15 @@ class ExpectedAccount:
     rejected: int
     """Records that the job rejected."""
     lanes: dict[str, ExpectedLane]
-    """Lane name → account of its pairs."""
+    """Lane name → account of its due deliveries."""
     batches: dict[str, int]
     """Number of sent batches, by the reason for which they were sent (a LeaveReason)."""
     over_http: OverHttp
     unverified: int
     """Requests whose signature did not verify."""
     unexpected: tuple[Pair, ...]
-    """Pairs that have an outcome and were not due, or whose outcome is not permitted. An accepted request of no due pair has
-    `?` as its event id, and its Token in place of the subscription."""
+    """Deliveries that have an outcome and were not due, or whose outcome is not permitted. An accepted request without a due
+    delivery has `?` as its event id, and its Token in place of the subscription."""
     findings: tuple[str, ...]
     """Findings of `fanout reconcile`, which knows neither the oracle nor the receivers."""
     wall_s: float

@@ -45,10 +45,11 @@ OVERRIDES = {
 }
 """Settings of the job. Failing endpoints are probed often, because the demo takes about a minute."""
 START_TIMEOUT_S = 120
-"""Seconds for which the job and the API may start without a new record in the topics that the ledger reads. Then the demo
-fails."""
+"""The demo fails if the job and the API have not started, and the topics that the ledger reads got no record in this many
+seconds."""
 QUIET_TIMEOUT_S = 60
-"""Seconds without a new record in the topics that the ledger reads, or without a polled dead letter. Then the demo fails."""
+"""The demo fails if deliveries have not ended, and the topics that the ledger reads got no record in this many seconds. It also
+fails if polls return no dead letter in this many seconds, and some are missing."""
 PARTITIONS = 1
 """Partitions of each event topic."""
 

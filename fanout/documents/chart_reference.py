@@ -24,9 +24,9 @@ OF_THE_CHART = frozenset(
 )
 """Settings that the chart sets itself, or takes from Secrets. The chart's value `config` does not accept them."""
 PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
-"""Settings that pass options to Spark and librdkafka. The schema does not check their keys."""
+"""Settings that pass options to Spark and librdkafka. The schema permits every option, except those of NOT_FOR_A_CONFIG_MAP."""
 NOT_FOR_A_CONFIG_MAP = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token)"
-"""Names of options that hold a secret. The schema refuses them, because `config` becomes a ConfigMap."""
+"""Pattern of the names of options that hold a secret. The schema refuses these options: `config` becomes a ConfigMap."""
 BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!-- end of the values -->"
 """Lines of README.md before and after the generated table."""
 

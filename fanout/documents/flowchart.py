@@ -15,7 +15,8 @@ from delivery.config import settings
 from fanout.documents import folder_map
 
 Medium = Literal["Spark", "Kafka", "Postgres", "HTTP", "TCP", "object"]
-"""The means by which a box gives data to one that it does not import. `object`: a third module passes an object to one end."""
+"""The means by which a box gives data to a box that it does not import. `object`: a third module passes an object to one of
+them."""
 OPENS_POSTGRES = "subscriptions_db.postgres.connect"
 
 
@@ -47,7 +48,7 @@ class Handover(NamedTuple):
 
     medium: Medium
     by: str
-    """The module that arranges it: it plans the query, has the client of Kafka or Postgres, or passes the object in."""
+    """The module that arranges the hand-over: it plans the query, has the client of Kafka or Postgres, or passes the object."""
 
 
 class Arrow(NamedTuple):
@@ -116,11 +117,12 @@ def drawn(picture: Picture, code: Known) -> str:
 def contradictions(picture: Picture, code: Known) -> Iterator[str]:
     """Yield where a picture and the code differ.
 
-    1. A box names a module or a setting that does not exist.
+    1. A box or a hand-over names a module or a setting that does not exist.
     2. The source of a call does not import its target.
-    3. The module that arranges a hand-over has no import in common with one of the boxes.
-    4. This module does not read the settings of the topics of a hand-over through Kafka.
-    5. It opens no connection to Postgres for a hand-over through Postgres.
+    3. The module that arranges a hand-over is not in a box of code at one of its ends, and no import joins them.
+    4. The module that arranges a hand-over does not read the setting of a topic at one of its ends.
+    5. The module that arranges a hand-over through Postgres does not import OPENS_POSTGRES.
+    6. A hand-over through Kafka has no topic at its ends, or another hand-over has one.
     """
     for name, box in picture.boxes.items():
         if isinstance(box, Code):

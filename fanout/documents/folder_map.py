@@ -18,12 +18,12 @@ PACKAGES = ("delivery", "subscriptions_db", "fanout", "load_tests")
 
 
 class Area(NamedTuple):
-    """Neighbouring floors that have a picture of their own."""
+    """A package, or a part of one, with a picture of its own. An area consists of neighbouring floors."""
 
     name: str
     note: str
     floors: tuple[str, ...]
-    """The floors from the ground up. Each floor has the names of its folders, separated by blanks."""
+    """The floors from the lowest to the highest. Each floor has the names of its folders, separated by blanks."""
 
 
 AREAS = (
@@ -112,10 +112,11 @@ AREAS = (
     ),
 )
 FLOORS = tuple(floor for area in AREAS for floor in area.floors)
-"""The folders of each floor, from the ground up. tests/unit/test_boundaries.py fails where an import breaks the order."""
+"""The folders of each floor, from the lowest floor up. tests/unit/test_boundaries.py fails if a folder imports from another
+folder that is not on a lower floor."""
 
 GROUND = frozenset(("delivery.errors", "delivery.model", "delivery.payload_form", "delivery.registry_model", "delivery.secret"))
-"""Modules that nearly every folder imports. The tables leave them out."""
+"""Modules that nearly every folder imports. The tables of docs/folders.md leave them out."""
 
 HEAD = """\
 # Folders and their imports

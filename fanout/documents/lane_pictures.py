@@ -25,13 +25,13 @@ SINK = Code(("delivery.webhooks.results.topic_rows", "delivery.stages.kafka.sink
 WAKEUPS = Code(("delivery.stages.lanes.stateful", "delivery.stages.kafka.wakeups"))
 
 TASK_CONTEXT = "delivery.stages.tasks.task_context"
-"""Opens the sink in each task."""
+"""The module that opens the sink in each task."""
 LANE_FACTORY = "delivery.webhooks.lanes.lane_factory"
-"""Passes the sender to the lanes of a worker."""
+"""The module that passes the sender to the lanes of a worker."""
 TOPICS_OF_RESULTS = "delivery.config.plan_builder"
-"""Passes the topics of results to `topic_rows`."""
+"""The module that passes the names of the result topics to `topic_rows`."""
 REGISTRIES = "delivery.webhooks.routing.registries"
-"""The registry as driver and workers pass it."""
+"""The module with the registry of a worker, which the driver passes to the workers."""
 BATCH_QUERY = "delivery.stages.lanes.batch_query"
 RETRY_QUERY = "delivery.stages.lanes.retry_query"
 REALTIME_QUERY = "delivery.stages.realtime.realtime_query"
@@ -246,11 +246,14 @@ PICTURES = {
     "the archive": ARCHIVE,
     "the HTTP API": API,
 }
-"""The pictures by the name in their markers."""
+"""The pictures, each by the name in its marker BEGIN in docs/architecture.md."""
 
 
 def document(root: Path) -> str:
-    """Return the text of docs/architecture.md with the present pictures. Raise ValueError if one of them has no markers."""
+    """Return the text of docs/architecture.md with the present pictures.
+
+    Raise ValueError if the text lacks the markers BEGIN and END of a picture.
+    """
     text = (root / "docs" / DOCUMENT).read_text()
     code = flowchart.known(root)
     for name, picture in PICTURES.items():

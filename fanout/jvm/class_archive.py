@@ -1,6 +1,6 @@
 """Archive the classes that a JVM loads at its start. A JVM maps the archive into memory, and then need not parse the jars.
 
-Runs in `fanout` commands and on the driver, before a JVM. An archive is one of class data sharing (JEP 350). `fanout prepare`
+Runs in `fanout` commands and on the driver, before a JVM. The archives are for class data sharing (JEP 350). `fanout prepare`
 builds the archives, once for a Java and the jars of the program. A JVM ignores an archive that does not fit. Measured on busy
 machines:
 
@@ -29,7 +29,7 @@ from fanout.jvm import jars, java
 from fanout.terminal import commands
 
 TRAINING_TIMEOUT_S = 300
-"""Seconds for the process that builds an archive."""
+"""Seconds after which the process that builds an archive fails."""
 LIBRARY = jars.IVY_FILE.parent / "lib"
 
 
@@ -46,7 +46,7 @@ class Program:
     title: str
     """The program in messages, at the beginning of a sentence."""
     training: str
-    """Module that runs the program. Its argument is the path of the archive."""
+    """Module that runs the program, so that the JVM writes an archive. The module's argument is the path of the archive."""
     jars: Callable[[Path], list[Path]]
     """The jars of the program, by the folder of the downloaded jars."""
 
@@ -79,10 +79,10 @@ def find(program: Program, folder: Path = LIBRARY) -> Path | None:
 
 
 def ensure(program: Program, folder: Path = LIBRARY) -> Path | None:
-    """Return the program's archive. If it is missing, build it, and delete the program's archives of other jars.
+    """Return the program's archive. If it is missing, build it, and delete those of other jars or another Java.
 
     None: the program's jars are not here, such as those of the broker in the image. The jars must be downloaded already. Raise
-    LocalStackError if the archive cannot be built.
+    LocalStackError if the archive cannot be built, or if there is no supported Java.
     """
     if not program.jars(folder):
         return None

@@ -77,7 +77,7 @@ class EmbeddedPostgres:
         self._end(signal.SIGINT)  # a fast shutdown of Postgres
 
     def discard(self) -> None:
-        """Stop the server at once. It does not write its data back: only for data that nobody reads again."""
+        """Stop the server at once, without a checkpoint. Called only if nobody reads the data again."""
         self._end(signal.SIGQUIT)  # an immediate shutdown of Postgres
 
     def kill(self) -> None:

@@ -48,7 +48,7 @@ GRACE_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Conditions of a reconciliation: which receipts it judges, which topics still have all records, and how the job is set.
+    """Conditions of a reconciliation: which receipts it judges, which topics still have all records, and facts about the job.
 
     A receipt is judged by comparing its counts with the outcomes in its range of offsets.
     """
@@ -61,7 +61,7 @@ class Terms:
     is_stopped: bool = False
     """True if the job is known to be stopped, so that no micro-batch is in flight."""
     max_wait_s: float = 86_400.0
-    """Seconds that an event may wait for its batch."""
+    """Seconds that an event may wait for its batch: the longest `max_wait_s` of all endpoints."""
     from_first: bool = True
     """True: a lane must have handled each partition from its first record on; False: from the lane's first receipt on."""
     retries_complete: bool = True
@@ -181,7 +181,7 @@ def account(evidence: Evidence, terms: Terms) -> Account:
 
 
 class _Walk:
-    """Account for one partition and one lane. The caller adds states in the order of offsets, then calls `finish`."""
+    """Account for one partition and one lane. The caller adds deliveries in the order of offsets, then calls `finish`."""
 
     def __init__(self, lane: str, place: Place, evidence: Evidence, terms: Terms, result: Account) -> None:
         self._lane, self._place, self._evidence, self._terms, self._result = lane, place, evidence, terms, result
@@ -287,7 +287,7 @@ class _Walk:
     def _add_waiting(self, offset: int, recipient: Recipient, states: list[int], counts: Counts) -> None:
         """Count a delivery without an outcome: it waits in the retry lane, or it is lost.
 
-        If the retries or the dead-letter topic lacks records of the time, the delivery counts as pending.
+        If the retries topic or the dead-letter topic lacks records of the judged time, the delivery counts as pending.
         """
         highest = max(states)
         if highest >= ENQUEUED:
@@ -329,7 +329,7 @@ class _Walk:
         self._reset_range()
 
     def _judge_unnamed(self, handled: HandledRange, left: int) -> None:
-        """Judge `left` due deliveries of a range that no topic names. In the batch lane they may wait for a batch."""
+        """Judge `left` deliveries that were due in a range, and that no topic names. In the batch lane, they may wait."""
         is_late = handled.written_at_ms + self._terms.max_wait_s * 1000 < self._terms.now_ms
         kind = Kind.OVERDUE if self._lane == "batch" else Kind.LOST
         events = {offset: self._evidence.type_at(self._place, offset) for offset in range(handled.first, handled.last + 1)}

@@ -102,7 +102,7 @@ class Events:
 class Evidence:
     """Everything that was read from the topics about each delivery.
 
-    Add the attempts and retries topics before the dead letters: they say which dead letters were redriven.
+    The caller adds the attempts and retries topics before the dead letters: they say which dead letters were redriven.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Evidence:
     def add_event(self, place: Place, offset: int, event_type: str | None) -> None:
         """Add a record of an event topic; `event_type` None: the record is not an event.
 
-        `events` must have the partition already, and its records come in the order of their offsets.
+        The attribute `events` must have the partition already. The caller adds records in the order of their offsets.
         """
         number = _NO_EVENT if event_type is None else self._type_numbers.get(event_type, 0)
         if not number:

@@ -65,7 +65,7 @@ class Ledger:
         return {due for due, letter in letters.items() if letter.dead_lettered_at_ms > self.redriven.get(due, -1)}
 
     def ended(self) -> set[Due]:
-        """Return deliveries that were delivered, given up or skipped."""
+        """Return deliveries that were delivered or skipped, or were given up and not redriven since."""
         return self.delivered.keys() | self.skipped.keys() | self.dead()
 
     def pending(self) -> int:

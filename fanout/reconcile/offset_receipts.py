@@ -20,7 +20,8 @@ class Effective(NamedTuple):
     ranges: list[HandledRange]
     """Receipts in force: none of their offsets is in a later receipt. In the order of offsets, without overlaps."""
     partly_read_again: list[HandledRange]
-    """Older receipts, of whose offsets later ones have a part. How many due deliveries that part has is unknown."""
+    """Older receipts that share only some of their offsets with later receipts. The number of due deliveries at the other
+    offsets is unknown."""
 
 
 class Gap(NamedTuple):
@@ -31,7 +32,7 @@ class Gap(NamedTuple):
 
 
 def effective(receipts: Sequence[HandledRange]) -> Effective:
-    """Return the receipts in force; `receipts` are in the order in which they were written.
+    """Return the receipts that later ones do not wholly replace; `receipts` are in the order in which they were written.
 
     An older receipt may have other counts than the later receipts that replace it. Then `surplus_allowed` of each later receipt
     grows by the due count of the older one.

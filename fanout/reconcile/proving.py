@@ -33,7 +33,7 @@ from fanout.redrive import redrive_plan
 from fanout.terminal import commands
 
 MARGIN_MS = 600_000
-"""Milliseconds, ten minutes, by which reading the topics that the job writes begins before `--since`, because results are
+"""Milliseconds, ten minutes. The topics that the job writes are read from this long before `--since` on, because results are
 written before their receipt."""
 MAX_SHOWN = 30
 """Maximum findings that are printed, and maximum rows of the table of event types and endpoints."""
@@ -137,7 +137,7 @@ class _Reading:
         return known
 
     def _with_runs(self, extent: topic_scanner.Extent) -> topic_scanner.Extent:
-        """Return the extent, with a start at or before every judged range of offsets, as far as Kafka still has the records."""
+        """Return the extent, begun early enough for the ranges of all judged receipts, as far as Kafka has their records."""
         first = self.evidence.first_offset(extent.place, self._since_ms or 0)
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 

@@ -152,7 +152,7 @@ class DeadLetterReader:
 
 
 def find(reader: DeadLetterReader, selection: Selection, limit: int) -> list[Found]:
-    """Return at most `limit` of the selected dead letters, the newest first."""
+    """Return the newest of the selected dead letters, at most `limit`. The newest one comes first."""
     redriven = reader.redriven(selection.since_ms)
     newest: list[tuple[int, Place, int, Found]] = []
 
@@ -263,10 +263,11 @@ def redrive(
 ) -> enqueue.Summary:
     """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven.
 
-    Return how many dead letters were enqueued, or were left out because they were redriven before. With a `limit`, enqueue at
-    most `limit` dead letters, the oldest. With `dry_run`, only count. `now_ms` None: the present time. Raise SettingsError if
-    there is no retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or writing fails. Some dead letters may be
-    enqueued then, and the next call leaves these out.
+    Return the number of enqueued dead letters, and of those left out because they were redriven before. With a `limit`, enqueue
+    at most `limit` dead letters, the oldest. With `dry_run`, only count. `now_ms` None: the present time.
+
+    Raise SettingsError if there is no retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or writing fails.
+    Some dead letters may be enqueued then, and the next call leaves these out.
     """
     if not reader.has_retries_topic():
         raise errors.SettingsError(

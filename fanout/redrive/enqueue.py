@@ -34,9 +34,9 @@ class Summary:
     letters: int = 0
     """Dead letters that were enqueued, or with a dry run would be."""
     requests: int = 0
-    """Requests that the retry lane makes for these dead letters at first. The dead letters of a batch share requests."""
+    """Retry entries for these dead letters, each of which makes one request. The dead letters of a batch share requests."""
     redriven_before: int = 0
-    """Selected dead letters that were left out, because they were redriven before. Only the command counts them."""
+    """Selected dead letters that were left out, because they were redriven before. 0 in a redrive by `fanout archive`."""
     endpoints: collections.Counter[str] = field(default_factory=collections.Counter)
     """Endpoint id → number of its dead letters in `letters`."""
 

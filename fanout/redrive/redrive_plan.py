@@ -54,10 +54,12 @@ class Delivery(NamedTuple):
     """The identity of a dead letter's delivery."""
 
     webhook_id: str
-    """The `webhook-id` of the event sent alone. It tells two events at one offset apart: their topic was recreated."""
+    """The event's own `webhook-id`, also if the event was sent in a batch. It tells apart two events at one offset of a topic
+    that was recreated."""
     topic: str
     partition: int
     offset: int
+    """Offset of the event. `topic` and `partition` are the event's too, not those of the dead letter."""
     endpoint_id: str
     subscription_id: str
 
@@ -110,7 +112,7 @@ class Plan:
         self.redriven_before = 0
 
     def add(self, letter: DeadLetter, place: LetterPlace) -> None:
-        """Add a dead letter. Add the dead letters of one delivery in the order in which they were written."""
+        """Add a dead letter. The caller adds the dead letters of one delivery in the order in which they were written."""
         delivery = delivery_of(letter)
         if not self._selection.matches(letter):
             self._newest.pop(delivery, None)

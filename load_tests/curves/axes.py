@@ -23,7 +23,7 @@ class CurveShape:
     fan_out: int = 1
     """Endpoints to which each event is due."""
     filters: int = 0
-    """Subscriptions with a filter that no event matches, besides the others, to all tenants."""
+    """Additional subscriptions to the events of all tenants, each with a filter that no event matches."""
     event_bytes: int = traffic.EVENT_BYTES
     """Size of an event's record value."""
     executors: int = 0
@@ -76,7 +76,7 @@ class Axis:
         return replace(self, values=tuple(value for value in self.values if value <= max(at_most, self.values[0])))
 
     def jobs(self) -> tuple[tuple[int, ...], ...]:
-        """Return the values of each job."""
+        """Return the values that each job measures: one job for all values if `one_job`, else one for each value."""
         return (self.values,) if self.one_job else tuple((value,) for value in self.values)
 
 

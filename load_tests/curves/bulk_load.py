@@ -19,7 +19,7 @@ SEED = 1
 
 
 def load(connection: connect.Connection, shape: CurveShape, event_types: Sequence[str]) -> None:
-    """Add the tenants of a shape with `subscriptions`, and a subscription for each pair of event type and tenant.
+    """Add the tenants of a shape whose `subscriptions` is not None, and a subscription for each event type of each tenant.
 
     The endpoints are registered already. The login must be a superuser, as it is on the load test's own Postgres.
     """

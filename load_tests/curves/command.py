@@ -23,7 +23,7 @@ class Files:
     """Figures. Axes that this run does not measure stay as they are in the file."""
     html_file: Path | None = None
     svg_folder: Path | None = None
-    """Folder for the page of the documents and its plots."""
+    """Folder for `curves.md`, which is a page of the documents, and its plots."""
 
 
 def chosen(names: Sequence[str], at_most: int | None) -> list[Axis]:
@@ -87,7 +87,7 @@ def _measure(axis: Axis, deliveries: int, terms: stage.Terms, keep: Callable[[st
 
 
 def write(axes: dict[str, Any], files: Files) -> None:
-    """Write the files."""
+    """Write the figures of the axes into the files."""
     _write_json(axes, files)
     if files.html_file is not None:
         files.html_file.write_text(curve_pages.html(axes))

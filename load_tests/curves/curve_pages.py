@@ -19,7 +19,7 @@ HEAD = ("value", "CPU µs: JVM", "driver", "worker", "total", "by pass", "delive
 
 
 def write_folder(axes: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Write `curves.md` and an SVG for each axis with a point into the folder, which is made if it is missing."""
+    """Write `curves.md`, and a plot as SVG for each axis with a measured point. Create the folder if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figures in drawable(axes).items():
         (folder / f"{name}.svg").write_text(curve_plots.svg(figures))
@@ -32,7 +32,7 @@ def drawable(axes: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, An
 
 
 def markdown(axes: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the page for the documents."""
+    """Return the text of `curves.md`, a page of the documents."""
     lines = ["# How cost grows", "", "<!-- Written by `python -m load_tests curves`. -->", ""]
     lines += ["[Load tests](../load-tests.md#how-cost-grows) explains the figures."]
     for name, figures in drawable(axes).items():
@@ -58,7 +58,7 @@ def html(axes: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def sentences(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the figures of an axis say: the reason of the growth, the fit, the knee, and the values left out."""
+    """Yield sentences about an axis: the reason of the growth, the fit, the knee, and the values left out."""
     found, knee, unit = figures["fit"], figures["knee"], figures["unit"]
     yield figures["because"]
     yield f"CPU µs of one {unit}, with x = {figures['label']}: {found['text']} (residual {found['residual']:.2g} µs)."

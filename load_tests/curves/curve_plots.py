@@ -15,7 +15,10 @@ STEPS = 200
 
 
 def svg(figures: Mapping[str, Any]) -> str:
-    """Return the plots of an axis as an SVG document: cost and throughput; memory and start too if each value has a job."""
+    """Return an SVG document with an axis' plots of cost and throughput.
+
+    If each value has a job of its own, there are also plots of memory and of the time until the job was ready.
+    """
     points = sorted(figures["points"], key=lambda point: point["value"])
     rows = 1 if figures["one_job"] else 2
     sheet = drawing.sheet(9.0, 2.9 * rows)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 KNEE = 1.25
 """The knee is the smallest value at which the cost exceeds this multiple of the cost at the smallest value."""
 FORMS: Mapping[str, Callable[[float], float]] = {"x": float, "log10(1 + x)": lambda x: math.log10(1 + x)}
-"""The forms that are tried: a function of the variable x, by its text. 1 is added because x may be 0."""
+"""The forms that are tried: text of the form → function of the variable x. 1 is added because x may be 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Fit:
 
 
 def fitted(values: Sequence[float], costs: Sequence[float]) -> Fit:
-    """Return the form of FORMS with the smallest residual; the first form if two are equal.
+    """Return the fit by the form in FORMS with the smallest residual; by the first form if the residuals are equal.
 
     With a single value the fit is a constant. Raises ValueError without a value.
     """

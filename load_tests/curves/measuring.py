@@ -2,7 +2,8 @@
 
 1. Kafka, Postgres and the receiver start, the shapes are registered, and the job starts.
 2. Passes over all values warm the job up. They are not measured.
-3. Measured passes follow in ascending and then in descending order. So a job that becomes faster with time favours no value.
+3. Measured passes follow, over the values in ascending and then in descending order. So a job that becomes faster with time
+   favours no value.
 4. In a pass, events are published between two triggers, and one micro-batch delivers them. Meanwhile the publisher is idle.
 5. The topics and the receiver are compared, delivery by delivery.
 """
@@ -37,7 +38,7 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One pass over one value."""
+    """The measurement of one pass over one value."""
 
     value: int
     events: int

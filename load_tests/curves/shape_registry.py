@@ -62,7 +62,10 @@ class CurvePopulation:
         return traffic.Drawn(type_number, tenant, first, event_bytes=shape.event_bytes)
 
     def registry(self, url: str) -> dict[str, Any]:
-        """Return the manifest, with every endpoint below `url`. It leaves out shapes with `subscriptions`: see `bulk_load`."""
+        """Return the manifest, with the URL of every endpoint below `url`.
+
+        It has no tenants and subscriptions for shapes whose `subscriptions` is not None: `bulk_load` adds these.
+        """
         small = [(number, shape) for number, shape in enumerate(self.shapes) if shape.subscriptions is None]
         tenants = max((shape.tenants for _, shape in small), default=0)
         return {

@@ -31,7 +31,7 @@ AT_ONCE = Answer(0.0, is_accepted=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """Which endpoints are slow and which fail, while the receiver is disturbed."""
+    """The slow and the failing endpoints, while the receiver is disturbed."""
 
     slow_of_100: int = 0
     """Number of slow endpoints among 100 with consecutive numbers."""
@@ -60,5 +60,8 @@ HEALTHY = Behaviour()
 
 
 def _rank(endpoint: int) -> int:
-    """Return the rank of an endpoint, 0 to 99. The lowest ranks are slow. 100 consecutive endpoints have different ranks."""
+    """Return the rank of an endpoint, 0 to 99. 100 consecutive endpoints have different ranks.
+
+    The lowest ranks are slow, and the next ranks fail.
+    """
     return (_STEP * endpoint + _FIRST) % 100

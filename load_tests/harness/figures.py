@@ -57,7 +57,9 @@ class Request(NamedTuple):
 
     endpoint: int
     numbers: Sequence[int]
+    """Numbers of its events."""
     ages_ms: Sequence[float]
+    """Age of each event at the arrival, in the order of `numbers`."""
 
 
 class MicroBatch(NamedTuple):
@@ -115,7 +117,10 @@ def delivered(report: receiver.ReceiverReport, due: Sequence[int], fan_out: Sequ
 
 
 def overtook(report: receiver.ReceiverReport, endpoints: Collection[int]) -> int:
-    """Return the most events that one event overtook: earlier events of its endpoint that arrived later. Ignore repeats."""
+    """Return the largest number of events that one event overtook: published earlier for its endpoint, and arrived later.
+
+    Only the first arrival of each event counts. `endpoints` are the endpoints to examine.
+    """
     arrived: dict[int, list[int]] = {endpoint: [] for endpoint in endpoints}
     for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
         if endpoint in arrived:

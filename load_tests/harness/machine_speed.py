@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 REFERENCE_S = 0.0125
-"""CPU seconds of the piece of work on the machine of the budgets."""
+"""CPU seconds of the work of `slowdown` on the machine of the budgets (tests/budget.py)."""
 
 
 def slowdown() -> float:
-    """Return how many times longer the piece of work takes than on the machine of the budgets, in CPU seconds."""
+    """Time a fixed piece of work now. Return its CPU seconds divided by those on the machine of the budgets."""
     began, total = time.thread_time(), 0
     for number in range(500_000):
         total += number * number

@@ -41,7 +41,7 @@ class BesideLoad(Protocol):
     """A load beside the events of a phase."""
 
     def reset(self) -> None:
-        """Let the figures count from now on. Called when the measurement of the phase begins."""
+        """Reset the figures, so that they cover the time from now on. Called when the measurement of the phase begins."""
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the load. Called once, at the end of the phase."""

@@ -216,7 +216,7 @@ class Job(Command):
     ) -> figures.Throughput:
         """Wait until the receiver has `until` events in all, and return the throughput.
 
-        The first `warm_up` events of this job are its warm-up. `measured` returns a context for the time after it.
+        The first `warm_up` events of this job are its warm-up. `measured` returns a context for the time after the warm-up.
         """
         before = customers.count
 

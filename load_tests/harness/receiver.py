@@ -65,7 +65,7 @@ class _Shared(NamedTuple):
     """Values in memory that the receiver's process shares with the scenario's process."""
 
     count: Any
-    """Number of different events that have arrived."""
+    """Number of different deliveries that have arrived. An event at two endpoints is two deliveries."""
     hanging: Any
     """Number of the endpoint that takes requests and never answers, or _NONE."""
     is_disturbed: Any

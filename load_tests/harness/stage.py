@@ -34,7 +34,7 @@ class Terms:
     """Profiles the measured parts of `direct`, `batch`, `mission` and `latency`. None: nothing is profiled."""
 
     def profiled(self, part: str, job: platform.Job, customers: receiver.Receiver) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a part of the scenario runs, to be profiled if that is asked for."""
+        """Return a context for a part of the scenario, which is profiled if there is a `profiler`. `part` names the part."""
         if self.profiler is None:
             return contextlib.nullcontext()
         return self.profiler.profiled(part, job.meter.processes, lambda: customers.count)

@@ -31,7 +31,7 @@ POISON = ("not_json", "missing_attribute")
 EVENT_BYTES = 450
 """Size of an event's record value, by default."""
 FLUSH_TIMEOUT_S = 300
-"""Seconds in which Kafka must have confirmed all events. A slow machine took more than 30 for 20,000 events in 2,000 topics."""
+"""Seconds in which Kafka must confirm all events. A slow machine took more than 30 s for 20,000 events in 2,000 topics."""
 TICKS_PER_S = 10
 """Portions a second in which events of a steady pace are published."""
 HOT_ENDPOINT = 0
@@ -63,10 +63,10 @@ class Drawn(NamedTuple):
     """Index in the population's `event_types`."""
     tenant: int
     endpoint: int
-    """With a fan-out above 1: the first of its endpoints."""
+    """Number of the endpoint. With a fan-out above 1, it is the first of the event's endpoints."""
     sub_tenant: int | None = None
     event_bytes: int = EVENT_BYTES
-    """Size of the record value. An event without a note has some 110 bytes."""
+    """Size of the record value. It is reached by padding, so the smallest size is some 110 bytes."""
 
 
 class TrafficPopulation(Protocol):
@@ -77,10 +77,10 @@ class TrafficPopulation(Protocol):
         """Return the names of all event types."""
 
     def registry(self, url: str) -> dict[str, Any]:
-        """Return the manifest, with every endpoint below `url`."""
+        """Return the manifest, with the URL of every endpoint below `url`."""
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
-        """Draw an event of one of these types. The share `hot` goes to the hot endpoint."""
+        """Draw an event of one of these types. In addition, the share `hot` of the events is due to the hot endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class Customers:
         return {endpoint for number in types for endpoint in range(number * self.of_a_type, (number + 1) * self.of_a_type)}
 
     def registry(self, url: str) -> dict[str, Any]:
-        """Return the manifest, with every endpoint below `url`."""
+        """Return the manifest, with the URL of every endpoint below `url`."""
         return {
             "tenants": [{"id": f"t{number}"} for number in range(self.tenants)],
             "customers": [{"id": "load"}],

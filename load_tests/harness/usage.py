@@ -19,7 +19,7 @@ MB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """CPU seconds by role, since the processes began."""
+    """CPU seconds by role: since the processes began, or between two readings."""
 
     jvm_s: float = 0.0
     """CPU seconds of the JVM."""

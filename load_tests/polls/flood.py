@@ -96,7 +96,7 @@ class Beside:
         self.reset()
 
     def reset(self) -> None:
-        """Let the figures count from now on."""
+        """Reset the figures, so that they cover the time from now on."""
         self._pollers.reset()
         self._archived, self._before = _archived(self._archive), self._read()
 

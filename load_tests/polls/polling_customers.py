@@ -123,7 +123,7 @@ class _Pollers:
         self.seen = PollingReport()
 
     def reset(self) -> None:
-        """Let the results count from now on."""
+        """Discard the results until now."""
         self.seen, self._cpu_s = PollingReport(), _cpu_s()
 
     def report(self) -> PollingReport:
@@ -294,7 +294,7 @@ class Pollers:
         self._process.join()
 
     def reset(self) -> None:
-        """Let the results count from now on. Called after the warm-up of the API."""
+        """Discard the results until now. Called after the warm-up of the API."""
         self._pipe.send("reset")
 
     def report(self) -> PollingReport:

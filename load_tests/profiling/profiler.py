@@ -37,8 +37,8 @@ class Profiler:
     def profiled(self, part: str, running: Callable[[], Processes], delivered: Callable[[], int]) -> Iterator[None]:
         """Profile the processes that run now, while the context lasts.
 
-        `running()` returns the processes that run at a time, and `delivered()` the number of deliveries until then. Nothing is
-        written if the context ends with an error.
+        `running()` returns the processes that run at the time of its call, and `delivered()` the number of deliveries until its
+        call. No profile is written if the context ends with an error.
         """
         processes, folder = running(), self._folder / part
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def _join(folder: Path, stacks: Mapping[str, Path]) -> None:
 
 
 def _cpu_s(processes: Processes, before: Mapping[int, cpu_times.CpuTimes]) -> dict[str, dict[str, float]]:
-    """Return the CPU seconds of each role by names of threads. Processes that were not in `before` count whole."""
+    """Return the CPU seconds of each role by names of threads. All CPU counts of processes that are not in `before`."""
     spent: dict[str, dict[str, float]] = {}
     for process, role in processes:
         of_role = spent.setdefault(role, {})

@@ -27,7 +27,7 @@ class Recording:
     """The sampling of one process. `kill` must be called at the end, also after a failure."""
 
     def __init__(self, process: psutil.Process, stacks: Path) -> None:
-        """Begin. `stacks`: the file for the stacks with their numbers of samples, a line each."""
+        """Begin the sampling. py-spy writes the stacks with their numbers of samples, a line each, into the file `stacks`."""
         program = Path(sysconfig.get_path("scripts")) / "py-spy"
         self._sampled = process
         self._stacks = stacks

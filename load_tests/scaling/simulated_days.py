@@ -34,7 +34,7 @@ MAX_EVENTS_PER_BATCH = 20_000
 DAY_SWING = 0.4
 """Share by which the load exceeds its mean in the afternoon, and falls below it in the night."""
 FIXED_LOAD = 0.75
-"""Share of its throughput that each executor of the fixed number uses at the peak: the HEADROOM of
+"""Share of its throughput that each executor of the fixed number uses at the peak. It equals HEADROOM of
 `delivery.stages.scaling.decision`."""
 EVERY_S = 5.0
 """Seconds between two decisions."""
@@ -50,7 +50,7 @@ class ScalingScenario:
     base_per_s: int = 5_000
     """Mean of the load without spikes, events a second."""
     spike: float = 10.0
-    """Factor of a spike on the load of its hour."""
+    """Factor by which a spike multiplies the load."""
     spikes_a_day: int = 4
     spike_s: tuple[float, float] = (300.0, 900.0)
     """Shortest and longest duration of a spike, seconds."""

@@ -1,8 +1,8 @@
 """Simulate one lane on executors whose number follows the decisions of `delivery.stages.scaling`.
 
-Pure: no Spark, no Kafka, no clock. The same seed gives the same history. A micro-batch takes a fixed time, and a time for each
-event that the executors share. The simulation also has commits of whole micro-batches, start times of pods, and new plans of
-queries.
+Pure: no Spark, no Kafka, no clock. The same seed gives the same history. A micro-batch takes a fixed time, and in addition
+the time of all its events divided by the number of executors. The simulation also has commits of whole micro-batches, start
+times of pods, and new plans of queries.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Costs:
     plan_s: float
     """Seconds for a new plan of the lane's query, after each change of the number of executors."""
     jitter: float = 0.1
-    """Share by which the duration of a micro-batch varies."""
+    """Share by which the time for the events of a micro-batch varies, up and down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

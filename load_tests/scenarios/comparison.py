@@ -1,12 +1,12 @@
 """Compare the platform with a plain consumer, on the same work and in turns: what does Spark cost, and what does it bring?
 
-The plain consumer, called rival, is `load_tests.rivals.plain_consumer`. The two sides are the platform and the rival. Each turn
-is one side's. Each turn has its own Kafka, Postgres and receiver, and the same events by one seed. A turn has four phases:
+The plain consumer, called rival, is `load_tests.rivals.plain_consumer`. The two sides are the platform and the rival. In each
+turn, one side runs. Each turn has its own Kafka, Postgres and receiver, and the same events by one seed. The phases of a turn:
 
 1. Full speed: the topics are filled before the start. CPU and wall time count from the end of the warm-up.
 2. Steady pace: events come one by one at a pace that both sides carry. The receiver measures the age of each event.
 3. SIGKILL: the rival, or the platform's driver, is killed when half of a burst has arrived. Then the side starts again.
-4. A hanging endpoint: the events of phase 2 again, while one endpoint of all takes requests and never answers.
+4. A hanging endpoint: events come as in phase 2, while one endpoint of all takes requests and never answers.
 
 The platform runs its direct lane. After the kill the retry lane runs too, because phase 4 has deliveries that must wait.
 """
@@ -81,7 +81,7 @@ class Turn:
     back_s: float
     """Seconds from the start after the kill to the first delivery after it."""
     killed: Mapping[str, int]
-    """Numbers of lost and repeated events, up to the end of phase 3."""
+    """Numbers of lost and repeated events of the burst in phase 3."""
     beside: Mapping[str, float]
     """Age at arrival in phase 4, in ms, of the events for all endpoints except the hanging one: p50, p90, p99, max."""
     hanging_lost: int

@@ -46,7 +46,7 @@ IDLE_S = 120
 
 @dataclass(frozen=True, kw_only=True)
 class MissionPopulation:
-    """The population of the mission: tenants, endpoints and event types. Each event is due to one endpoint, by its tenant."""
+    """The population of the scenario `mission`. Each event is due to one endpoint, by its tenant."""
 
     topics: int
     tenants: int
@@ -73,7 +73,7 @@ class MissionPopulation:
         return endpoint % 10 >= 10 - BATCH_OF_TEN
 
     def registry(self, url: str) -> dict[str, Any]:
-        """Return the manifest, with every endpoint below `url`."""
+        """Return the manifest, with the URL of every endpoint below `url`."""
         departments = [str(number) for number in range(1, DEPARTMENTS + 1)]
         return {
             "tenants": [{"id": f"t{number}", "sub_tenants": departments} for number in range(self.tenants)],

@@ -112,9 +112,11 @@ select id from matching where id = any (%(ids)s);
 select count(*) as rows from matching;
 
 -- name: entries_before
--- The audit entries that a search examines: at most `most`, the nearest first. An entry may be committed after entries with
--- larger numbers. audit_log.py puts this statement or entries_after, as `looked_at`, before last_entry_…. With
--- matching_entries, as `matching`, it comes before nearest_entries_… or number_of_matches (archive/queries.sql).
+-- The audit entries that a search examines: at most `most`, those nearest to `place` first. An entry may be committed after
+-- entries with larger numbers. audit_log.py builds two statements with entries_before, or with entries_after in its place:
+-- 1. `looked_at` as (entries_before), then last_entry_….
+-- 2. `looked_at` as (entries_before), `matching` as (matching_entries), then nearest_entries_…, or number_of_matches of
+--    archive/queries.sql.
 select entry_id, at, key_id, login, customer_id, action, entity, entity_id, before, after from audit_log
 where entry_id < %(place)s and (%(customer)s::text is null or customer_id = %(customer)s)
 order by entry_id desc limit %(most)s

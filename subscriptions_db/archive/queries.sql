@@ -253,7 +253,7 @@ select customer_id, endpoint_id, webhook_id, dead_lettered_at, topic, partition,
 where webhook_id = any (%(webhook_ids)s);
 
 -- name: dead_letters_with_notes
--- The dead letters that a note may apply to, each once: a join with the notes would return thousands of pairs for each dead letter.
+-- The dead letters that a note may apply to, each once: a join would return a dead letter again for each of thousands of notes.
 -- The caller compares the place of the event, which only the letter has (letters_at).
 select l.position, l.state, l.dead_lettered_at, l.customer_id, l.endpoint_id, l.webhook_id, octet_length(l.letter) as bytes
 from dead_letters l

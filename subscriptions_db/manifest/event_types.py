@@ -1,9 +1,9 @@
 """Check the catalogue's JSON Schemas, and payloads against them. Pure: fetches nothing, and bounds every check.
 
-Runs in `fanout` commands and in the API. Delivery never uses this module, whatever a schema says. Operators write the schemas,
-but any customer may have a payload checked, with `POST /v1/endpoints/{endpoint_id}/explain`. So schema and payload are bounded
-in size and depth. Each check may visit about MAX_STEPS values, because each line of a schema can double the work. Regular
-expressions run in RE2, and their work counts as visited values too.
+Runs in `fanout` commands and in the API. Delivery never uses this module, so a schema never stops a delivery. Operators write
+the schemas, but any customer may have a payload checked, with `POST /v1/endpoints/{endpoint_id}/explain`. So schema and payload
+are bounded in size and depth. Each check may visit about MAX_STEPS values, because each line of a schema can double the work.
+Regular expressions run in RE2, and their work counts as visited values too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOCAL = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 _JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _REFERENCES = ("$ref", "$dynamicRef")
 _NO_OTHERS: referencing.Registry[Any] = referencing.Registry()
-"""An empty registry without a retriever: no other document can be referenced or fetched."""
+"""An empty registry of JSON Schemas without a retriever: no other document can be referenced or fetched."""
 _steps_left = contextvars.ContextVar("steps_left", default=0)
 
 Keyword = Callable[..., Iterator[Any] | None]
@@ -189,9 +189,10 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _counted(name: str, keyword: Keyword) -> Keyword:
-    """Return the check of a keyword, preceded by its cost: about one step for each value that the keyword visits.
+    """Return a function that takes the cost of a keyword from the steps that the whole check has left, then runs `keyword`.
 
-    The cost is taken from the steps that the whole check has left. If too few are left, raise _TooMuch.
+    `keyword` is the function that checks the keyword `name`. The cost is about one step for each value that the keyword visits.
+    The returned function raises _TooMuch if too few steps are left.
     """
 
     def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:

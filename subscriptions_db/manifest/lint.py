@@ -23,7 +23,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 ROOTS = ("id", "type", "source", "tenant_id", "sub_tenant_id", "time", "data")
-"""The top-level fields of matching.filter_document that every event has."""
+"""The top-level fields that every event has in the document that filters match (matching.filter_document)."""
 _LISTS = {("include", True): "tenants", ("include", False): "sub_tenants",
           ("exclude", True): "except_tenants", ("exclude", False): "except_sub_tenants"}  # fmt: skip
 
@@ -34,9 +34,9 @@ def subscriptions(
     """Return the warnings about registered subscriptions.
 
     The warnings about event types and filters come first, then at most 10,000 about tenants; both are sorted by subscription
-    id. A login that may not read tenants gets none about tenants. `paths` maps the ids of the subscriptions to check to their
-    paths in a document. None: all are checked, with the id as path. `types` are the event types that have a topic; empty if the
-    topics are unknown.
+    id. A login that may not read tenants gets none about tenants. `paths` is subscription id → path in a document, and only
+    these subscriptions are checked. None: all are checked, with the id as path. `types` are the event types that have a topic;
+    empty if the topics are unknown.
     """
     if paths is not None and not paths:
         return []
@@ -60,10 +60,10 @@ def subscriptions(
 
 
 def event_type(wanted: str, known: Collection[str], *, has_topics: bool) -> Iterator[errors.RegistrationError]:
-    """Yield a warning if an event type matches no known type.
+    """Yield a warning if `wanted`, the event type or prefix wildcard of a subscription, matches no type in `known`.
 
-    Types of operational events get no warning. While `known` is empty, no type gets a warning. With `has_topics`, `known` has
-    the event types of the topics too.
+    Types of operational events get no warning. While `known` is empty, no type gets a warning. With `has_topics`, `known`
+    includes the event types of the topics, and the warning says so.
     """
     is_own = wanted.startswith(f"{PLATFORM}.")  # operational events are in no catalogue
     if is_own or not known or any(matching.takes_type(wanted, known_type) for known_type in known):

@@ -1,8 +1,8 @@
 """Translate pydantic's errors into messages for the author of a document. Pure.
 
 Runs in `fanout` commands and in the API. `delivery.config.refused_values` has the messages that settings and documents share.
-This module has the messages of the documents' patterns. The module also names the field, and the known field with the nearest
-name.
+This module has the messages of the documents' patterns. It adds the path of the field. For an unknown field, it suggests the
+known field with the nearest name.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ WORDS = {
 
 
 def found(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None) -> Iterator[errors.RegistrationError]:
-    """Yield each of pydantic's errors as an error of the platform, with the path of the field and a message."""
+    """Yield each of pydantic's errors as an error of the platform, with the path of the field and a message.
+
+    `model` is the type that was validated; None: its fields are unknown.
+    """
     for error in exc.errors(include_url=False):
         location = tuple(part for part in error["loc"] if part != "[key]")
         yield errors.RegistrationError(path_of(location), explained(error, model))

@@ -93,4 +93,4 @@ class RetryFields(ManifestPart):
     max_age_s: Annotated[float, Field(gt=0, le=2_592_000)] | None = None
     """Seconds that a delivery may wait in the retry lane. Then it becomes a dead letter. Default: 3 days."""
     timeout_s: Annotated[float, Field(gt=0, le=60)] | None = None
-    """Seconds of one attempt in the retry lane, in total. Default: 15."""
+    """Maximum duration of one attempt in the retry lane, in seconds. Default: 15."""

@@ -1,7 +1,7 @@
 """Write audit entries: the author and the row of a change, with the fields before and after.
 
 Runs in the API, in `fanout` commands and in `fanout archive`, in the transaction of the change. Entries contain no secrets,
-because the registry's rows have `***` in their place. When the job disables an endpoint, a trigger writes the entry (migration
+because registered_rows.py puts `***` in their place. When the job disables an endpoint, a trigger writes the entry (migration
 0014). So the job needs no right on the audit log.
 """
 
@@ -42,8 +42,8 @@ def note(
 ) -> None:
     """Write one audit entry.
 
-    `actor` is the id of an API key or token, `COMMAND`, or `callback` for the answer of a receiver. `customer_id` is the
-    customer who may read the entry. None: only the operator reads it.
+    `actor` is the id of an API key or token, `COMMAND`, or `callback` for a receiver that permits deliveries. `customer_id` is
+    the customer who may read the entry. None: only the operator reads it.
     """
     note_many(connection, [entry(actor, action, entity, entity_id, customer_id=customer_id, before=before, after=after)])
 
@@ -81,7 +81,10 @@ def _json_fields(fields: dict[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for `jsonb`: replace _NOT_IN_JSONB, infinity and NaN; write times as text and sets as lists."""
+    """Return a value that `jsonb` can store.
+
+    Characters in _NOT_IN_JSONB become U+FFFD. Infinity, NaN and times become text, and sets become lists.
+    """
     if isinstance(value, str):
         return _NOT_IN_JSONB.sub("\ufffd", value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -45,7 +45,7 @@ def migrations(folder: Path = FOLDER) -> list[Migration]:
 def migrate(
     connection: connect.Connection, wanted: list[Migration] | None = None, *, wait: tenacity.wait.WaitBaseT = WAIT
 ) -> list[str]:
-    """Apply the missing migrations, by default of this version, and return their names.
+    """Apply the missing migrations of `wanted`, and return their names. Default of `wanted`: the migrations of this version.
 
     Of two concurrent calls, the second waits, and then applies only those that are still missing.
 

@@ -4,7 +4,7 @@ Runs in `fanout` commands and in the API. The second application of a manifest c
 name stay unchanged, with two exceptions:
 
 1. A tenant in the manifest has `sub_tenants`: its other sub-tenants are deleted.
-2. `prune` deletes other endpoints and subscriptions of the customers that the manifest names, also as owner of an endpoint.
+2. `prune` deletes the other endpoints and subscriptions of the manifest's customers, including the owners of its endpoints.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from subscriptions_db.secrets import endpoint_secrets, keyring
 from subscriptions_db.secrets.endpoint_secrets import EndpointSecret
 
 SCOPES_AT_ONCE = 50_000
-"""Maximum scope rows in one statement. 100,000 subscriptions may have a million, which one statement would hold twice in
-memory."""
+"""Maximum scope rows in one statement. 100,000 subscriptions may have a million scope rows, which one statement would hold
+twice in memory."""
 ROWS_AT_ONCE = 1_000
 """Maximum rows in one statement. An endpoint with its certificates has up to 150 kB, and Postgres accepts 255 MB of JSON."""
 AUDIT_ENTRIES_AT_ONCE = 1_000
@@ -41,16 +41,16 @@ SCOPE_COLUMNS = ("subscription_ids", "kinds", "effects", "tenant_ids", "sub_tena
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The changes that `apply` or `apply_rows` has written, or that `apply` would write without `dry_run`."""
+    """The changes that `apply` or `apply_rows` has written. With `dry_run`: the changes that `apply` would write."""
 
     changes: tuple[diff.Change, ...]
     new_secrets: dict[str, str] = field(default_factory=dict)
     """Endpoint id → the signing secret `whsec_…` that the platform created for it. Shown once, stored only sealed. Empty with
     `dry_run`."""
     still_disabled: dict[str, str] = field(default_factory=dict)
-    """Endpoint id → disabled reason, for endpoints that stay disabled: they have a reason, and the manifest no status."""
+    """Endpoint id → disabled reason, for endpoints that stay disabled, because the manifest gives them no status."""
     awaiting_permission: tuple[str, ...] = ()
-    """The endpoints of the manifest that need their receivers' permission for deliveries, and do not have it."""
+    """The ids of the manifest's endpoints that need their receivers' permission for deliveries, and do not have it."""
     warnings: tuple[errors.RegistrationError, ...] = ()
     """The lint's warnings about the manifest's subscriptions (subscriptions_db/manifest/lint.py)."""
 
@@ -70,8 +70,8 @@ def apply(
 ) -> Result:
     """Register the manifest in one transaction, with audit entries.
 
-    `dry_run` writes nothing, and returns the changes without new secrets. `prune` also deletes other endpoints and
-    subscriptions of the customers that the manifest names, also as owner of an endpoint. `known_types` are event types that
+    `dry_run` writes nothing, and returns the changes without new secrets. `prune` also deletes the other endpoints
+    and subscriptions of the manifest's customers, including the owners of its endpoints. `known_types` are event types that
     exist in addition to the catalogue's. `strict` refuses manifests with lint warnings.
 
     Raise RegistrationError if a check or a constraint refuses the manifest. Raise RegistryUnavailable if Postgres does not
@@ -175,7 +175,7 @@ class _Secrets:
             self._rows.setdefault((row["endpoint_id"], endpoint_secrets.FIELD_OF[row["purpose"]]), []).append(row)
 
     def fields(self, endpoint: manifest.ManifestEndpoint) -> dict[str, Any]:
-        """Return secret field → placeholder: SECRET_KEPT for a stored secret that stays, `*** (new)` for a new one, or None."""
+        """Return secret field → SECRET_KEPT for a stored secret that stays, `*** (new)` for a new one, None for no secret."""
         return {name: self._mark(endpoint.id, name, wanted) for name, wanted in _secrets_of(endpoint).items()}
 
     def _mark(self, endpoint_id: str, name: str, wanted: list[EndpointSecret] | None) -> str | None:
@@ -191,9 +191,9 @@ class _Secrets:
             return None  # cannot be compared, so the manifest's secret replaces it
 
     def write(self, endpoints: Iterable[manifest.ManifestEndpoint]) -> None:
-        """Replace the stored secrets that differ from the manifest's, and delete other secrets that the manifest leaves out.
+        """Replace the stored secrets that differ from the manifest's; delete an authentication secret or TLS key that it omits.
 
-        Stored signing secrets stay if the manifest has none. An endpoint with neither gets a new signing secret.
+        Stored signing secrets that the manifest omits stay. If none is stored either, the endpoint gets a new signing secret.
         """
         replaced, rows = [], []
         for endpoint in endpoints:
@@ -382,7 +382,7 @@ def _as_json(secret: dict[str, Any]) -> dict[str, Any]:
 
 
 def _execute_all(cursor: psycopg.Cursor[dict[str, Any]], name: str, rows: list[dict[str, Any]]) -> None:
-    """Execute a statement that writes many rows at once, at most ROWS_AT_ONCE."""
+    """Execute a statement for all rows, repeatedly if necessary: one execution writes at most ROWS_AT_ONCE rows."""
     for first in range(0, len(rows), ROWS_AT_ONCE):
         cursor.execute(query(name), {"rows": Jsonb(rows[first : first + ROWS_AT_ONCE])})
 

@@ -61,7 +61,7 @@ def changes(
 
 
 def ids(changes: Iterable[Change], kind: registered_rows.RowKind, *actions: str) -> list[str]:
-    """Return the ids of the rows of a kind that have one of these actions."""
+    """Return the ids of the rows of a kind for which `changes` has one of these actions."""
     return [change.id for change in changes if change.kind == kind and change.action in actions]
 
 

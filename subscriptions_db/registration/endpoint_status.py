@@ -24,8 +24,8 @@ def disable_active(
 ) -> list[str]:
     """Disable those of these endpoints that have been active for at least `active_s` seconds, and return their ids.
 
-    Endpoints that have been active since an unknown time are disabled too. Others stay unchanged, so that failures from an
-    earlier time do not disable an endpoint that was enabled since. Safe to repeat.
+    Endpoints that have been active since an unknown time are disabled too. Others stay unchanged: failures from before
+    an endpoint was enabled must not disable it. Safe to repeat.
     """
     asked = {"ids": list(endpoint_ids), "reason": reason, "active_s": active_s}
     with connect.translated_errors(), connection.transaction():
@@ -35,17 +35,19 @@ def disable_active(
 
 
 def disable(connection: connect.Connection, endpoint_id: str, reason: str) -> None:
-    """Disable an endpoint for a `fanout` command, whatever its status, and store the reason in place of an earlier one.
+    """Disable an endpoint, whatever its status, and store the reason in place of an earlier one.
 
-    Raise RegistrationError if the endpoint does not exist.
+    For `fanout` commands only: the audit entry names a command as the author. Raise RegistrationError if the endpoint does not
+    exist.
     """
     _set_by_command(connection, endpoint_id, EndpointStatus.DISABLED, reason)
 
 
 def enable(connection: connect.Connection, endpoint_id: str) -> None:
-    """Make an endpoint active for a `fanout` command, whatever its status, and clear the reason why it was disabled.
+    """Make an endpoint active, whatever its status, and clear the reason why it was disabled.
 
-    Raise RegistrationError if the endpoint does not exist, or if it needs its receiver's permission and does not have it.
+    For `fanout` commands only: the audit entry names a command as the author. Raise RegistrationError if the endpoint does not
+    exist, or if it needs its receiver's permission and does not have it.
     """
     _set_by_command(connection, endpoint_id, EndpointStatus.ACTIVE, None)
 
@@ -66,8 +68,8 @@ def set_status(
     """Set an endpoint's status and disabled reason; return fields of the row from before the change.
 
     The fields are `customer_id`, `status`, `disabled_reason` and `awaits_permission`. Raise RegistrationError if the endpoint
-    does not exist, or if `status` is active and the endpoint awaits permission. Call in a transaction, which keeps the row
-    locked. Writes no audit entry.
+    does not exist, or if `status` is active and the endpoint awaits permission. The row stays locked until the caller's
+    transaction ends. Writes no audit entry.
     """
     wanted = {"endpoint_id": endpoint_id, "status": status.value, "reason": reason}
     with connect.translated_errors():

@@ -52,8 +52,9 @@ def prepare(
 ) -> ReceiverQuestion:
     """Return a question to an endpoint's receiver. Change nothing.
 
-    `row` is the endpoint's row of registered_rows. With an empty `public_url`, the question has no callback URL. Raise
-    RegistrationError if `origin` is empty, or if the endpoint needs no permission, cannot be used or was deleted meanwhile.
+    `row` is the endpoint's row of registered_rows. `origin` is the setting `delivery.webhook_origin`. `public_url` is the URL
+    of the API; if it is empty, the question has no callback URL. Raise RegistrationError if `origin` is empty, or if the
+    endpoint needs no permission, is quarantined, or was deleted since `row` was read.
     """
     if row["validation"] == "none":
         raise errors.RegistrationError(
@@ -90,7 +91,7 @@ def prepare(
 def record(connection: connect.Connection, asking: ReceiverQuestion) -> None:
     """Record a question that is about to be sent. The callback of an earlier question becomes invalid.
 
-    Commit before sending the question: the receiver may use the callback at once.
+    The caller must commit before it sends the question, because the receiver may use the callback at once.
     """
     endpoint = asking.to.endpoint
     asked = {
@@ -144,8 +145,11 @@ def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
 def open_question(connection: connect.Connection, endpoint_id: str, token_digest: bytes) -> dict[str, Any] | None:
     """Return the row of the question that an endpoint's receiver may answer at the callback URL whose token has this digest.
 
-    The receiver may have answered the question already. None: there is no such question, or the question has expired. None also
-    if the endpoint's URL was changed since the question, or if the endpoint needs no permission any more.
+    The receiver may have answered the question already. None: the answer would give no permission, for one of these reasons:
+
+    1. There is no such question, or the question has expired.
+    2. The endpoint's URL was changed since the question, so the question went to another URL.
+    3. The endpoint needs no permission any more.
     """
     asked = {"endpoint_id": endpoint_id, "token_digest": token_digest}
     return connection.execute(query("open_validation"), asked).fetchone()
@@ -156,7 +160,7 @@ def permit(
 ) -> bool:
     """Record that an endpoint's receiver permits deliveries, and that the question with this token digest was answered.
 
-    `asked` is the row of the question. `per_minute` None: without a limit. Return False, and record no permission, if the
+    `asked` is the row of the question. `per_minute` None: without a limit. Return False, and record only the answer, if the
     endpoint was deleted, has another URL since the question, or needs no permission any more.
     """
     wanted = {"endpoint_id": endpoint_id, "token_digest": token_digest, "per_minute": per_minute}

@@ -79,11 +79,12 @@ def rotate_in_transaction(
     scheme: SignatureScheme,
     overlap: dt.timedelta,
 ) -> Rotation:
-    """Create a signing secret in the caller's transaction, which keeps the endpoint's row locked.
+    """Create a signing secret in the caller's transaction. The endpoint's row stays locked until the transaction ends.
 
-    Earlier secrets end after `overlap`, or at an earlier end. Raise RegistrationError if the endpoint does not exist, or would
-    have more valid signing secrets than endpoint_secrets.MAX_SIGNING_KEYS. The caller must then roll back, because earlier
-    secrets have got their ends already. Writes no audit entry.
+    Earlier secrets end after `overlap`, or at the end that an earlier rotation gave them, whichever is first. Raise
+    RegistrationError if the endpoint does not exist, or would have more valid signing secrets than
+    endpoint_secrets.MAX_SIGNING_KEYS. The caller must then roll back, because earlier secrets have got their ends already.
+    Writes no audit entry.
     """
     new = signing.generate(scheme)
     of = {"endpoint_id": endpoint_id, "purposes": endpoint_secrets.SIGNING}

@@ -114,7 +114,7 @@ def end(
 def add_counts(connection: connect.Connection, ended: Iterable[ReplayCounts]) -> None:
     """Add outcomes of deliveries to the counts of their replays. `ended` has at most one item for each replay.
 
-    Call in the transaction that archives the outcomes, so that each archived outcome counts once.
+    The caller must archive the outcomes in the same transaction, so that each archived outcome counts once.
     """
     rows = sorted(ended)
     if rows:

@@ -60,6 +60,7 @@ class ReplayRequest:
 
     replay_id: str
     number: int
+    """Sequence number, over the replays of all customers. A later request has a higher number."""
     customer_id: str
     endpoint_id: str
     asked: ReplayRange | ReplayOne
@@ -73,7 +74,7 @@ class ReplayRequest:
     records: int
     """Records read, whether or not they were due to the endpoint."""
     handed_over: int
-    """Deliveries enqueued in the retry lane."""
+    """Deliveries enqueued in the retry lane. Each of them is also in one of the three counts below once it has ended."""
     delivered: int
     dead_lettered: int
     skipped: int
@@ -165,9 +166,9 @@ class ReplaySearch:
 def nearest(
     connection: connect.Connection, customer_id: str, asked: ReplaySearch, *, number: int, is_newer: bool, limit: int
 ) -> list[ReplayRequest]:
-    """Return at most `limit` matching replays older than the one with this number, the newest first.
+    """Return at most `limit` matching replays that are older than the replay `number`, the newest first.
 
-    With `is_newer`, return those newer than that one, the oldest first.
+    With `is_newer`, return replays that are newer than the replay `number`, the oldest first.
     """
     name, wanted = "oldest_after" if is_newer else "newest_before", {"place": number, "limit": limit}
     return [ReplayRequest.from_row(row) for row in _matching(connection, customer_id, asked, name, wanted)]

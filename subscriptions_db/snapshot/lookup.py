@@ -1,4 +1,6 @@
-"""Answer the executors' look-ups from Postgres: the subscriptions that can match an event, an endpoint, or tenants.
+"""Answer the executors' look-ups from Postgres.
+
+A look-up reads one endpoint with its subscriptions, some tenants, or the subscriptions that can match one event.
 
 Runs in the executors if `snapshot.source` is "lookup". Then executors have the database's URL and the key ring. Decision 7
 (docs/adr/0007-broadcast-or-look-up.md) describes the consequences.
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class PostgresReader:
-    """Answer look-ups over one connection. The first look-up opens it. After an error, the next look-up opens a new one."""
+    """Answer look-ups over one connection, which the first look-up opens. After an error, the next look-up opens a new one."""
 
     def __init__(self, database: settings.DatabaseSettings, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
         self._database = database
@@ -35,11 +37,12 @@ class PostgresReader:
         self._patiently = connect.retry_until_available()
 
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
-        """Return the subscriptions that match an event type, and whose scope includes the tenant or its sub-tenants by id.
+        """Return the subscriptions that match an event type, and whose scope names the tenant or some of its sub-tenants.
 
-        `tenant_id` None: return the subscriptions to everything instead. The snapshot also has the endpoints, and the tenant if
-        it is registered. Waits for Postgres without a time limit: an event without a look-up can neither be delivered nor
-        skipped. If the task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the job.
+        `tenant_id` None: return the subscriptions to the events of all tenants instead. The snapshot also has the endpoints,
+        and the tenant if it is registered. Waits for Postgres without a time limit: an event without a look-up can neither be
+        delivered nor skipped. If the task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the
+        job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id)
         whose = "all tenants" if tenant_id is None else f"tenant {tenant_id}"

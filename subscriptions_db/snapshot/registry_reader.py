@@ -46,8 +46,9 @@ def read_changes(
 ) -> SnapshotChanges | None:
     """Return the changes after the revision `since`, with None for each deleted row, from one consistent read.
 
-    Return None if the log of changes does not have `since`: its row was deleted with the old ones, or Postgres lost it. With
-    `since_at`, also return None if the row has another time, because a later change got the number of a lost one.
+    Return None if the log of changes does not have `since`: its row was deleted with the oldest rows, or Postgres lost it. With
+    `since_at`, the time of that change, also return None if the row has another time. Then a later change has the number of a
+    lost change.
     """
     with connect.consistent_read(connection):
         newest, changed = changed_since(connection, since, since_at)
@@ -115,12 +116,12 @@ def read_candidates(
     event_type: str,
     tenant_id: TenantId | None,
 ) -> Snapshot:
-    """Return the subscriptions that match an event type, and whose scope includes the tenant or its sub-tenants by id.
+    """Return the subscriptions that match an event type, and whose scope names the tenant or some of its sub-tenants.
 
-    `tenant_id` None: return the subscriptions to everything instead. The snapshot also has the endpoints, and the tenant if it
-    is registered. With a tenant, the returned scopes contain only the part about this tenant. One statement finds the
-    subscriptions; most pairs of tenant and type have none. A second read, at the returned revision or a later one, then reads
-    their rows.
+    `tenant_id` None: return the subscriptions to the events of all tenants instead. The snapshot also has the endpoints, and
+    the tenant if it is registered. With a tenant, the returned scopes contain only the part about this tenant. One statement
+    finds the subscriptions; for most pairs of tenant and event type, there are none. A second read, at the returned revision or
+    a later one, then reads their rows.
     """
     asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
     statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")

@@ -25,8 +25,8 @@ from delivery.stages.checkpoint import election
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder with the service account of each pod, as Kubernetes mounts it: token, certificate of the authority, namespace."""
 TIMEOUT_S = 3.0
-"""Seconds for each step of a request: connect, send, each wait for the answer. Two requests that hang in one step, and the wait
-of `election.RETRY_S` before each, fit into `election.RENEW_DEADLINE_S`."""
+"""Seconds for each step of a request: connect, send, each wait for the answer. If a renewal hangs in one step, the next renewal
+still begins 3 s before `election.RENEW_DEADLINE_S` ends."""
 _REFUSALS = {
     HTTPStatus.UNAUTHORIZED: (
         "the API server does not accept the pod's token (401, {said}): check the service account, its token's audience and the "

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 LEASE_S = 15.0
 """Seconds without a change of the record after which another driver may take the Lease: kube-controller-manager's value."""
 RENEW_DEADLINE_S = 10.0
-"""Seconds without a successful renewal after which the holder kills itself and its JVM. The 5 s up to LEASE_S cover two delays.
-Workers of a killed JVM end their requests in flight for up to 2.5 s more (lane_driver.DRAIN_S). Two clocks do not run at
-exactly the same speed."""
+"""Seconds without a successful renewal after which the holder kills itself and its JVM. The 5 s up to LEASE_S are for three
+delays. (1) The next check of the deadline comes within 0.5 s. (2) The last log line takes up to 1 s. (3) Workers of a killed
+JVM begin no request, and end within 4 s. If each delay is at its maximum, a worker outlives LEASE_S by half a second, in which
+it writes results (docs/adr/0039)."""
 RETRY_S = 2.0
 """Seconds between two renewals, or two reads of another driver's Lease: four renewals are tried before the deadline."""
 

@@ -1,9 +1,10 @@
 """Hold the Lease of a checkpoint: acquire it, renew it on a thread of its own, and end the process before the Lease expires.
 
 Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that the Lease names may use the
-checkpoint. Guarantee: a driver that cannot renew the Lease has ended, and its JVM with it, RENEW_DEADLINE_S after its last
-successful renewal. Other drivers wait for LEASE_S. Not promised: a process may be stopped for longer than RENEW_DEADLINE_S, by
-SIGSTOP or with its machine. It ends only when it runs again, and may first do some milliseconds of work (docs/operations.md).
+checkpoint. Guarantee: a driver that cannot renew the Lease ends itself and its JVM RENEW_DEADLINE_S after its last successful
+renewal, or up to 1.5 s later (WATCH_S and LAST_WORDS_S). Other drivers wait for LEASE_S. Not promised: a process may be stopped
+for longer than RENEW_DEADLINE_S, by SIGSTOP or with its machine. It ends only when it runs again, and may first do some
+milliseconds of work (docs/operations.md).
 """
 
 from __future__ import annotations

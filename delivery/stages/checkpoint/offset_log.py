@@ -23,7 +23,7 @@ Positions = dict[str, dict[str, int]]
 
 
 def write(spark: SparkSession, name: str, text: str) -> None:
-    """Replace the file `name` of a checkpoint by `text`, whole or not at all."""
+    """Write `text` as the whole content of a checkpoint's file, at once or not at all. `name` is the file's path or URL."""
     manager, path = _manager(spark, name)
     file = manager.createAtomic(path, True)
     file.write(text.encode())
@@ -31,7 +31,7 @@ def write(spark: SparkSession, name: str, text: str) -> None:
 
 
 def read(spark: SparkSession, name: str) -> str | None:
-    """Return the text of the file `name` of a checkpoint; None: there is no such file."""
+    """Return the text of a checkpoint's file; None: there is no such file. `name` is the file's path or URL."""
     manager, path = _manager(spark, name)
     if not manager.exists(path):
         return None
@@ -44,13 +44,13 @@ def read(spark: SparkSession, name: str) -> str | None:
 
 
 def delete(spark: SparkSession, name: str) -> None:
-    """Delete the file or folder `name` of a checkpoint, if it exists."""
+    """Delete a file or folder of a checkpoint, if it exists. `name` is its path or URL."""
     manager, path = _manager(spark, name)
     manager.delete(path)
 
 
 def _manager(spark: SparkSession, name: str) -> tuple[Any, Any]:
-    """Return Spark's file manager for the file `name`, and the path of the file."""
+    """Return Spark's file manager for the path or URL `name`, and `name` as Hadoop's Path."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no public way to the JVM
     path = jvm.org.apache.hadoop.fs.Path(name)
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001  # it names the file manager

@@ -33,12 +33,13 @@ log = logging.getLogger(__name__)
 FILE = "paused-topics.json"
 """Name of the file with the paused topics, in a lane's checkpoint folder."""
 ASK_S, MAX_ASK_S = 3.0, 60.0
-"""Seconds between two requests to the schema registry, at first and at most. A pause that begins less than STEADY_S after the
-end of the last pause doubles them. Each pause delays the other topics, by `schema_registry.wait_s` and a new query."""
+"""Seconds between two requests to the schema registry while topics are paused: ASK_S at first, MAX_ASK_S at most. A pause that
+begins less than STEADY_S after the end of the last pause doubles this time. Each pause delays the other topics, by
+`schema_registry.wait_s` and a new query."""
 STEADY_S = 120.0
 """Seconds without a pause after which the seconds between two requests are ASK_S again."""
 POLL_S = 0.1
-"""Seconds between two checks of `await_registry`."""
+"""Seconds between two checks by `await_registry` for the end of the pause or of the job."""
 
 
 class PausedTopic(NamedTuple):
@@ -96,7 +97,7 @@ def restore(spark: SparkSession, root: str, lanes: Iterable[str]) -> None:
 
 
 def restored(spark: SparkSession, folder: str, positions: Positions) -> Positions:
-    """Return `positions` with the offsets of the paused topics of the lane in `folder`, as after `restore`. Changes nothing."""
+    """Return `positions` with the offsets of the paused topics of the lane in `folder`, as after `restore`. Writes nothing."""
     return moved_back(_File(spark, folder).valid() or {}, positions)
 
 
@@ -161,8 +162,9 @@ class PausedTopics:
         return bool(self._left_out) and not self._stop.is_set()
 
     def close(self) -> None:
-        """Move the positions back into the offset log. Called when the lane ends: then any version may run the lane next.
+        """Move the positions of all paused topics back into the offset log. Called when the lane ends.
 
+        After that an older version of fanout, which ignores the file of paused topics, can run the lane.
         Never raises: the lane may end because of the checkpoint, and the next start moves the positions as well.
         """
         if not self._topics:

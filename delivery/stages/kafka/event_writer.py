@@ -59,10 +59,12 @@ _FLUSH_S = 1.0
 
 
 class WriteEvents(Protocol):
-    """A function that writes records. Called in the task's worker. Survives pickling."""
+    """A function that writes the events of batch records to their topics. Called in the task's worker. Survives pickling."""
 
     def __call__(self, records: Sequence[batch_records.EventRecord], /) -> Mapping[int, str]:
-        """Write records, and wait for Kafka's answers. Return a reason for each record refused for good, by its place.
+        """Write records, and wait for Kafka's answers. Return the reason for each record refused for good.
+
+        The key of a reason is the record's place in `records`, from 0.
 
         Raise KafkaUnavailable if a record could not be written, and may be written later.
         """
@@ -70,13 +72,13 @@ class WriteEvents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KafkaEventWriter:
-    """The job's WriteEvents."""
+    """The WriteEvents of the job: it writes by a Kafka producer that all tasks of a worker process share."""
 
     client: sink.Client = field(repr=False)
     """Configuration of librdkafka, with the password."""
 
     def __call__(self, records: Sequence[batch_records.EventRecord], /) -> Mapping[int, str]:
-        """Write records as WriteEvents says. Called in the worker."""
+        """Write records, with the result and the errors of WriteEvents. Discard the producer if a record was not written."""
         import confluent_kafka  # noqa: PLC0415  # the driver imports this module too
 
         codes = frozenset(getattr(confluent_kafka.KafkaError, name) for name in FOR_GOOD)
@@ -150,8 +152,8 @@ def _events_of(batch: batch_records.BatchRecord) -> list[batch_records.EventReco
     """Return the records of a batch record, or why it is rejected.
 
     1. The new records would be too large, because each has the key of the batch. The other lanes do not read the key.
-    2. The batch cannot be split. The parser has split it before, in another thread. A thread with a fuller stack takes fewer
-       levels of JSON.
+    2. The batch cannot be split here, although the parser has split it before in another thread. A thread whose stack is
+       fuller can parse fewer levels of nested JSON.
     """
     size = batch.written_bytes + batch.events * len(batch.record.key or b"")
     if size > batch_records.MAX_WRITTEN_BYTES:
@@ -178,7 +180,7 @@ def _rejection(batch: batch_records.BatchRecord, refused: int, why: str) -> inta
 
 
 class _Write:
-    """One call: the records in flight, and what Kafka answered."""
+    """One call of KafkaEventWriter: the number of records in flight, and Kafka's answers."""
 
     def __init__(self, producer: confluent_kafka.Producer, for_good: frozenset[int], count: int) -> None:
         self._producer, self._for_good, self._unanswered = producer, for_good, count

@@ -43,17 +43,17 @@ def is_schema_outage(failure: str) -> bool:
 
 
 def is_over(config: settings.Settings) -> bool:
-    """Return True if Kafka answers a request. Takes at most TIMEOUT_S."""
+    """Return True if Kafka's outage is over: Kafka answers a request within TIMEOUT_S."""
     return _kafka_answers(config.kafka)
 
 
 def schema_registry_answers(config: schema_settings.SchemaRegistrySettings) -> bool:
-    """Return True if each request for schema 1 gets a usable answer, or if no topic has a schema registry.
+    """Return True if each test request gets a usable answer of the schema registry, or if no topic has a schema registry.
 
-    Usable are a schema, and the error that there is no such schema. Any other answer, such as status 401 or 500, is an outage.
-
-    Schema 1 is requested, again in serialized form if it is a Protobuf schema, and then each schema that it needs. Each request
-    takes at most `schema_registry.timeout_s` for each URL of the schema registry.
+    The test requests the schema with the id 1. If it is a Protobuf schema, the test requests its serialized form too. Then the
+    test requests each schema that it references. Usable answers are a schema, and the error that there is no such schema. Any
+    other answer, such as status 401 or 500, is an outage. Each request takes at most `schema_registry.timeout_s` for each URL
+    of the schema registry.
     """
     if (formats := plan_builder.formats_of(config)) is None:
         return True

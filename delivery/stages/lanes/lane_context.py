@@ -77,7 +77,10 @@ def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_con
 def tools_of(
     config: settings.Settings, plan: worker_plan.Plan, observe: observer.Observer, workers: int | None = None
 ) -> task_context.Tools:
-    """Return tools whose tasks write to the Kafka of `config`."""
+    """Return the tools for tasks with this plan that report to `observe`, and write to the Kafka of `config`.
+
+    `workers` is the number of worker processes that share the limits of a host or endpoint. None: set later, by `stamped`.
+    """
     client = kafka_clients.for_librdkafka(config.kafka)
     return task_context.Tools(
         plan=plan, observe=observe, sink=sink.to(client), write_events=event_writer.to(client), workers=workers

@@ -2,9 +2,9 @@
 
 Events of a suppressed endpoint go to the retry lane without an attempt, because the endpoint fails or does not answer. Runs on
 the driver, shared by the lanes of one application. If the retry lane runs as an application of its own, the other lanes do not
-know its failing endpoints. Then each worker process detects them by itself (delivery.webhooks.scheduling.circuit_breaker,
-delivery.webhooks.scheduling.background_attempts). Each worker process then waits once for each failing endpoint, and delays the
-micro-batch by this wait.
+know which endpoints it suppresses. Then each worker process detects failing endpoints by itself
+(delivery.webhooks.scheduling.circuit_breaker, delivery.webhooks.scheduling.background_attempts). It waits once for each failing
+endpoint, and delays the micro-batch by this wait.
 """
 
 from __future__ import annotations

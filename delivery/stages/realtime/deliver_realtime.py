@@ -35,7 +35,7 @@ class DeliverRealtime:
     """
 
     tools: task_context.Tools
-    """`observe` adds to delivery.stages.realtime.report_buffer in place of Spark's accumulators."""
+    """The values that each task needs. Their `observe` adds to delivery.stages.realtime.report_buffer, not to accumulators."""
     driver: channel.Address
     """Address and key of the query's TaskServer."""
     stop_within_s: float

@@ -58,7 +58,7 @@ LOOK_AT = (
 )
 """Advice to the operator after a fault of a task."""
 RESTARTS = f"lane %s restarts its query at the first record without a receipt, because %s. Nothing is lost. If often, {LOOK_AT}"
-"""Log message after a fault of a task: the lane and the fault."""
+"""Log message after a fault of a task. Its values are the lane and the fault."""
 
 
 class QueryEnd(enum.Enum):
@@ -158,7 +158,7 @@ class RealtimeLane:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
         Raise SettingsError if Spark has too few slots at the start, except with `once`. Raise LaneFailed if the checkpoint is
-        damaged, if a query ended and a restart would not help, or after MOST_RESTARTS restarts.
+        damaged, if a query ended and a restart would not help, or at a fault after MOST_RESTARTS restarts without a record.
         """
         self._topics.find(is_first=not once)  # with `once`, micro-batches need no slot for each partition
         while self._registry.current() is not None and (once or self._await_topics(watch)):

@@ -37,16 +37,16 @@ TRIES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptBounds:
-    """The bounds of reading the receipts."""
+    """The number of seconds between tries to read the receipts, and the time limits of each try."""
 
     retry_s: float = 1.0
     """Seconds between two tries."""
     reads: completed_reader.ReadBounds = completed_reader.BOUNDS
-    """The bounds of one try."""
+    """The time limits of one try."""
 
 
 BOUNDS = ReceiptBounds()
-"""The bounds of the real-time lane."""
+"""The values that the job uses."""
 
 
 class HandledRange(NamedTuple):
@@ -62,7 +62,7 @@ class StartOffsets(NamedTuple):
     next_offsets: dict[Place, int]
     """The first offset to deliver in each partition that has a receipt, or a position in the checkpoint."""
     ended: frozenset[Key]
-    """Deliveries that have ended already, although their records are at or after these offsets. They must not be repeated."""
+    """Deliveries that have ended already, although their records are at or after `next_offsets`. They must not be repeated."""
     is_first: bool = False
     """True if the lane has never read a record, and Spark has not chosen its first offsets."""
 

@@ -56,8 +56,8 @@ class Published:
     confirmed_at: float
     """When Postgres last confirmed that nothing else has changed; monotonic seconds."""
     changed_at: dt.datetime | None = None
-    """When the change with this revision was made, by Postgres. It tells the change from another that got the same number after
-    Postgres lost the first. None: unknown, or there was no change."""
+    """When the change with this revision was made, by Postgres's clock. If Postgres loses a change, another change may get the
+    same revision: the two times differ. None: unknown, or there was no change."""
 
     @property
     def revision(self) -> Revision:

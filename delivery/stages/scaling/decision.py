@@ -45,9 +45,9 @@ class Reason(enum.StrEnum):
     UNKNOWN = "unknown"
     """The number suffices for the known lags, and the lag of at least one lane is unknown."""
     HOLDING = "holding"
-    """A lane is paused."""
+    """The number stays, because a lane is paused."""
     KAFKA_AWAY = "kafka_away"
-    """Kafka does not answer."""
+    """The number stays, because Kafka does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ def batch(
 ) -> DataFrame:
     """Return the batches that are due, in rows that `shard_state.items_of` reads.
 
-    `routed` is the result of `route.route`. A batch may leave up to `look_ahead_ms` before its due time. The tasks add to
-    `pending` the backlog of each shard: the events that still wait.
+    `routed` is the result of `collect_segments.route`. A batch may leave up to `look_ahead_ms` before its due time. The tasks
+    add to `pending` the backlog of each shard: the events that still wait.
     """
     return shard_state.decide_shards(routed, BatchDecision(look_ahead_ms=look_ahead_ms), pending, tools.begin)
 

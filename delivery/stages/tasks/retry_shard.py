@@ -25,7 +25,7 @@ from delivery.webhooks.state import backlog
 
 COLUMNS = ("partition", "offset", "appended_at_ms", "key", "value")
 """Columns of the retries topic that these tasks read. `appended_at_ms` is the record's time in Kafka: when the broker appended
-the record. With `CreateTime` it is when the worker gave the record to its client."""
+the record. With `CreateTime` it is when the worker gave the record to its producer."""
 _place = struct.Struct(">iq")
 """Partition and offset as bytes that sort in the same order. All records of an endpoint are in one partition."""
 _time = struct.Struct(">q")
@@ -63,11 +63,12 @@ def take_leases(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadPartition:
-    """The function that Spark calls for a partition of records: yield a row of `route.SCHEMA` for each message with a key.
+    """The function that Spark calls for a partition of records: yield a row for each message with a key.
 
-    A record's key is the id of its endpoint, and the endpoint determines the row's shard. Padding has no value, and yields no
-    row. Before these rows, one row without key and value goes to each shard, so that the shard checks its due times. After
-    these rows, one row without key goes to each shard. Its value is the time until which these partitions are read.
+    The rows have the columns of `collect_segments.SCHEMA`. A record's key is the id of its endpoint, and the endpoint
+    determines the row's shard. Padding has no value, and yields no row. Before these rows, one row without key and value goes
+    to each shard, so that the shard checks its due times. After these rows, one row without key goes to each shard. Its value
+    is the time until which these partitions are read.
     """
 
     tools: task_context.Tools
@@ -104,10 +105,11 @@ class RetryDecision:
     """The decision function of the retry lane. `shard_state.Shard` calls it for each shard in each micro-batch."""
 
     topic: str
-    """The retries topic."""
+    """Name of the retries topic, for the message about an unreadable record."""
     policy: window.ShardPolicy
     look_ahead_ms: int
-    """Milliseconds by which the driver wakes the lane before the due time of its backlog. `backlog_of` adds this time."""
+    """Milliseconds by which the driver wakes the lane before the due time of its backlog. So `shard_scheduler.backlog_of` adds
+    this time to the due time of the first entry: no wake-up comes before an entry is due."""
 
     def __call__(
         self, index: bytes | None, arrived: list[shard_state.Arrived], read: Callable[[int], bytes], now_ms: int

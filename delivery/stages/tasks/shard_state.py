@@ -35,10 +35,11 @@ _NUMBER = T.StructType([T.StructField("number", T.LongType())])
 
 
 class Arrived(NamedTuple):
-    """A value that arrived for a shard."""
+    """A value that arrived for a shard: a segment in the batch lane, a message of the retries topic in the retry lane."""
 
     key: bytes
-    """The key of the value's row (`route.SCHEMA`). A shard's values are in the order of their keys."""
+    """The key of the value's row (`collect_segments.SCHEMA`); empty: the row has none. A shard's values are in the order of
+    their keys."""
     value: bytes
 
 
@@ -79,8 +80,8 @@ def decide_shards(
 ) -> DataFrame:
     """Return the batches or leases to deliver now, in rows that `items_of` reads. "Now" is the start of the micro-batch.
 
-    `rows` has the columns of `route.SCHEMA`. `begin` is called in the worker as each task starts, and `pending` adds up the
-    backlogs of the shards.
+    `rows` has the columns of `collect_segments.SCHEMA`. `begin` is called in the worker as each task starts, and `pending` adds
+    up the backlogs of the shards.
 
     Spark writes the time into the offset log, so a micro-batch that runs again decides by the same time. The timers of
     `transformWithState` would need a micro-batch at each trigger, even without waiting items. With four shards, such a
@@ -120,7 +121,7 @@ def _leave_open(connection: Any) -> None:
     Also do not report to the server that the processor is closed. The server is a thread of the JVM
     (TransformWithStateInPySparkStateServer of Spark 4.1). After such a report, or when the worker closes its socket, the thread
     stops without closing its own socket, so the JVM would leak one socket in each task. The thread closes its socket if Spark
-    interrupts it while it reads. Spark does so when the task ends.
+    interrupts the thread during a read. Spark interrupts it when the task ends.
     """
     connection.set_handle_state = lambda _: None
     left_open: collections.deque[Any] = process_state.STATE_CONNECTIONS.get(lambda: collections.deque(maxlen=MOST_LEFT_OPEN))

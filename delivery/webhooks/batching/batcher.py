@@ -31,11 +31,12 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingBounds:
-    """The bounds of one decision."""
+    """The bounds of one decision about a shard."""
 
     max_segment_bytes: int = 128 * 1024
-    """Most bytes of events in a stored segment. An endpoint with more bytes has a larger segment of its own. Small, because a
-    segment is read whole when events of one of its endpoints are sent."""
+    """Most bytes of events in a stored segment. If the events of one endpoint have more bytes, they are a segment of their own,
+    which exceeds this number. The number is small, because a segment is read whole when events of one of its endpoints are
+    sent."""
     max_sent_bytes: int = 64 * 1024 * 1024
     """Most bytes that one decision sends to endpoints with stored events, because all batches of a decision are in memory
     together. A single endpoint may exceed the bound."""
@@ -50,7 +51,7 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
     """The stored events of one endpoint, as the shard's index counts them."""
 
     bounds: segment.Bounds
-    """The bounds of the endpoint's batches, from the endpoint's newest event."""
+    """The bounds of the endpoint's batches, as they came with the events that were added last."""
     events: int
     """Number of stored events."""
     size: int
@@ -58,14 +59,14 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
     oldest_ms: int
     """When the oldest event arrived, milliseconds since the epoch."""
     segments: list[int]
-    """Numbers of the segments with events of the endpoint, in order of arrival."""
+    """Numbers of the segments with events of the endpoint, the segment with the oldest events first."""
 
     @property
     def due_ms(self) -> int:
         """Return when the next batch is due, in milliseconds since the epoch.
 
-        0: at once, because the stored events fill a batch. A decision sends full batches up to `max_sent_bytes`. So a full
-        batch that is stored after a decision was kept back by that bound.
+        0: the batch is due at once, because the stored events fill it. After a decision such a batch is stored only if
+        `max_sent_bytes` kept it back.
         """
         is_full = self.events >= self.bounds.max_events or self.size >= self.bounds.max_bytes
         return 0 if is_full else self.due_by_time_ms
@@ -98,7 +99,7 @@ class BatchIndex(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True, kw_only=True)
 class BatchingDecision:
-    """The batches that a shard sends now, and the changes of its state. No number is in both `append` and `drop`."""
+    """The batches that a shard sends now, and the changes of its state. No segment is in both `append` and `drop`."""
 
     index: BatchIndex
     changed: bool = False
@@ -153,10 +154,11 @@ def decide(
 ) -> BatchingDecision:
     """Decide which batches of a shard are sent now; return them with the changes of the state. `index` is changed in place.
 
-    `arrived` are the segments of this micro-batch, in any order. `read` returns the stored segment with a given number. A
-    second run with the same arguments sends the same batches. A batch that is due within the look-ahead is sent now: at the
-    next decision it would be late. A decision sends stored events up to `max_sent_bytes`, the endpoints with the oldest events
-    first. Other endpoints with due events wait for the next decision. Raise StateUnreadable for a segment of another version.
+    `arrived` are the segments that came in this micro-batch, in any order. `read` returns the stored segment with a given
+    number. A second run with the same arguments sends the same batches. A batch that is due within the look-ahead is sent now:
+    at the next decision it would be late. A decision sends stored events up to `max_sent_bytes`, the endpoints with the oldest
+    events first. The other endpoints with stored, due events wait for the next decision. Raise StateUnreadable for a segment of
+    another version.
     """
     return _Batcher(index, read, now_ms + look_ahead_ms, bounds).decide(arrived)
 
@@ -199,7 +201,7 @@ class _Batcher:
         return self._decision
 
     def _gathered(self, arrived: Iterable[bytes]) -> dict[str, segment.PendingBatch]:
-        """Return the arrived events as one pending batch for each endpoint. Full batches are left out, and sent at once."""
+        """Send the arrived batches with the mark FULL. Return the other arrived events, one pending batch for each endpoint."""
         gathered: dict[str, segment.PendingBatch] = {}
         for written in sorted(arrived):
             for batch in segment.decoded(written):
@@ -224,9 +226,11 @@ class _Batcher:
     def _sending(self, immediate: set[str]) -> list[str]:
         """Return the sorted keys of the due endpoints whose events are sent now.
 
-        Of endpoints with stored events, those with the oldest events are sent: at least one, and others up to `max_sent_bytes`.
-        The events of all other due endpoints are sent too: they are in memory already, and a micro-batch is bounded. The keys
-        in segments are sorted in the same way, so few segments are decoded at a time.
+        1. Endpoints with events in segments: those with the oldest events, up to `max_sent_bytes` together, but at least one.
+        2. Endpoints whose events have all arrived in this micro-batch: all of them. Their events are in memory already, and a
+           micro-batch is bounded.
+
+        The keys in segments are sorted in the same way, so few segments are decoded at a time.
         """
         endpoints = self._index.endpoints
         due = [key for key, endpoint in endpoints.items() if key in immediate or endpoint.due_ms <= self._until_ms]
@@ -281,9 +285,10 @@ class _Batcher:
         self._decision.batches.append(segment.encoded_batch(batch, reason))
 
     def _merge(self, kept: dict[str, segment.PendingBatch]) -> int:
-        """Move the events of the segments that compaction picks to `kept`, before newer events. Drop the segments.
+        """Move the events of the segments that compaction picks to `kept`, and drop these segments.
 
-        Return the compaction level of the segments that will be written from `kept`.
+        The moved events come before newer events of the same endpoint. Return the compaction level of the segments that will be
+        written from `kept`.
         """
         numbers, level = compaction.pick_compaction(self._index.segments, self._bounds.merges)
         for number in sorted(numbers, reverse=True):
@@ -310,7 +315,10 @@ class _Batcher:
                 self._index.endpoints[batch.key].segments.append(number)
 
     def _remove_from_segment(self, number: int, key: str) -> segment.PendingBatch:
-        """Take the events of one endpoint out of a stored segment, and return them. The segment is decoded once."""
+        """Take the events of one endpoint out of a stored segment, and return them.
+
+        The segment is decoded for the first of its endpoints, and kept for the others whose events are sent.
+        """
         batches = self._open.pop(number, None)
         if batches is None:
             batches = {batch.key: batch for batch in segment.decoded(self._read(number))}

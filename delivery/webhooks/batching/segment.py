@@ -31,8 +31,8 @@ with a single pending batch may exceed MAX_BYTES."""
 SPREAD, MAX_SPREAD_MS = 0.1, 10_000
 """`bounds_of` reduces an endpoint's longest wait by at most the share SPREAD, and by at most MAX_SPREAD_MS milliseconds."""
 _SPREAD_SALT = -1
-"""Salt by which `bounds_of` calls `shard_of`, so that the reduction does not depend on the endpoint's shard. The salts of full
-batches are 0, 1, …"""
+"""Salt that `bounds_of` passes to `shard_of`, so that the reduction does not depend on the endpoint's shard. No full batch has
+this salt: their salts are 0, 1, …"""
 _FRAME_BYTES = 136
 """Bytes that a body adds to an event's attributes and payload, in the larger content mode. A test checks the number."""
 _ATTRIBUTES_FRAME_BYTES = 16
@@ -42,7 +42,11 @@ _OPAQUE_FRAME_BYTES = 32
 
 
 class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An event as it is packed, with every field that its dead letter needs. The parsed content, for filters, is left out."""
+    """An event as it is packed, a MessagePack array, with every field that its dead letter needs.
+
+    The array leaves out fields at its end that have their default, but never `headers`. The parsed content, which only filters
+    need, is no field.
+    """
 
     event_id: EventId
     """The event's id. If its producer gave none: `topic:partition:offset`."""
@@ -60,30 +64,31 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The payload as JSON, byte for byte as it came, or decoded by its schema. An opaque payload is a JSON string: its text, or
     the base64 of its bytes. An event without a payload has `null`."""
     topic: str
-    """Topic of the event."""
+    """Topic of the event's record."""
     partition: int
-    """Partition of the event."""
+    """Partition of the event's record."""
     offset: int
-    """Offset of the event."""
+    """Offset of the event's record."""
     appended_at_ms: int
     """When Kafka appended the event, milliseconds since the epoch."""
     headers: tuple[tuple[str, bytes], ...] = ()
     """Headers of the event's record: pairs of a name and a value."""
     attributes: Attributes = ()
-    """The CloudEvents attributes that no field above has, such as `subject`: pairs of a name and a value. Left out if there are
-    none and no element follows. Since 2026-11-24."""
+    """The CloudEvents attributes that no field above has, such as `subject`: pairs of a name and a value. Written since
+    2026-11-24."""
     opaque: Opaque | None = None
-    """Form and media type of a payload that is not JSON. Nil for a JSON payload; then left out if no element follows. Since
-    2026-11-25."""
+    """Form and media type of a payload that is not JSON. None: the payload is JSON. Written since 2026-11-25."""
     payload_digest: str = ""
-    """Digest of the payload, if the `webhook-id` depends on the payload. Otherwise empty; then left out if no element follows.
-    Since 2026-11-25."""
+    """Digest of the payload, if the `webhook-id` depends on the payload. Otherwise empty. Written since 2026-11-25."""
     json_type: str = ""
-    """Media type of a JSON payload, by its producer. Left out for `application/json`, and for a payload that is not JSON. Since
-    2026-11-26."""
+    """Media type of a JSON payload, by its producer. Empty for `application/json`, and for a payload that is not JSON. Written
+    since 2026-11-26."""
 
     def event(self) -> Event:
-        """Return the event as an Event. `content`, `framed` and the record's value are None; `has_invalid_time` is False."""
+        """Return the event as an Event.
+
+        `content`, `framed`, and the record's value and key are None. `has_invalid_time` is False.
+        """
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, self.headers)
         return Event(
             event_id=self.event_id,
@@ -121,7 +126,7 @@ class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Mark:
-    """The marks by which a task tells the shard when to send a pending batch."""
+    """The marks by which the task that collected a pending batch tells the shard when to send it."""
 
     WAITS = 0
     """The shard sends the events when they fill a batch, or when the oldest has waited long enough."""
@@ -149,7 +154,7 @@ class PendingBatch:
 
     @property
     def key(self) -> str:
-        """Return the endpoint's key: `customer id/endpoint id`. Another customer may register the same endpoint id later."""
+        """Return the endpoint's key, `customer id/endpoint id`: another customer may register the same endpoint id later."""
         return f"{self.customer_id}/{self.endpoint_id}"
 
     def add(self, item: SegmentItem, subscription_id: SubscriptionId) -> None:

@@ -1,10 +1,10 @@
 """Estimate the driver's time in a worker. All times that cross between processes are by the driver's clock.
 
-The reasons are in docs/adr/0033. A stamp is the driver's time in a task, or in an update to a task of the real-time lane. A
-worker receives a stamp some time after the driver wrote it. So the worker's clock minus the stamp is the difference of the
-clocks plus a wait that is never negative. The minimum over the last SAMPLES stamps is the best estimate. NTP's clock filter
-uses a minimum too (RFC 5905, section 10). A worker that is behind by at most BEHIND_S, or ahead by at most AHEAD_S, counts as
-neither behind nor ahead.
+The reasons are in docs/adr/0033. A stamp is the driver's time that the driver writes into a task, or into an update to a task
+of the real-time lane. A worker receives a stamp some time after the driver wrote it. So the worker's clock minus the stamp is
+the difference of the clocks plus a wait that is never negative. The minimum of this value over the last SAMPLES stamps is the
+best estimate of the difference of the clocks. NTP's clock filter uses a minimum too (RFC 5905, section 10). A worker that is
+behind by at most BEHIND_S, or ahead by at most AHEAD_S, counts as neither behind nor ahead.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 
 SAMPLES = 20
-"""Number of stamps over which the minimum is taken. After a clock has jumped, the estimate is right again after this many
-stamps at the latest."""
+"""Number of the latest stamps over which the minimum is taken. After a clock has jumped, the estimate is right again after this
+many stamps at the latest."""
 BEHIND_S = 1.0
 """Seconds. A worker counts as behind if its clock was more than this before one of the last SAMPLES stamps. A wait cannot
 explain this, because a wait only makes the worker's clock look ahead."""

@@ -15,15 +15,15 @@ from pathlib import Path
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _PRESSURES = ("cpu", "memory")
 _MAX_READ_BYTES = 512
-"""Most bytes that are read of a file. A pressure file has two lines of some 60 bytes."""
+"""Most bytes that are read of a file. A PSI file has two lines of some 60 bytes."""
 
 
 class OwnDelay:
     """Measure the delay of the thread in which the object is created, by three cumulative counters.
 
-    The counters are the pressure on CPU, the pressure on memory, and the thread's time in the run queue. The pressure is
-    that of the process's control group, or of the whole machine if the group has no pressure file. The counters overlap, so the
-    largest increase counts.
+    Two counters are stall times for CPU and for memory, by Linux's pressure stall information (PSI). They are those of the
+    process's control group, or of the whole machine if the group has no PSI file. The third counter is the thread's time in the
+    run queue. The counters overlap, so the largest increase counts.
     """
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
@@ -46,10 +46,10 @@ class OwnDelay:
         self._pressures, self._schedule, self._last = [], None, {}
 
     def _read(self) -> dict[int, float]:
-        """Return the total seconds of each counter (pressures, run queue) that can be read, by its file descriptor.
+        """Return the total seconds of each counter (PSI, run queue) that can be read, by the file descriptor of its file.
 
-        A read may fail while the worker runs, for example when pressure accounting is turned off for the control group. Errors
-        are suppressed, because an error would stop the endpoint clock.
+        A read may fail while the worker runs, for example when PSI is turned off for the control group. Errors are suppressed,
+        because an error would stop the endpoint clock.
         """
         readers: dict[int, Callable[[bytes], float]] = dict.fromkeys(self._pressures, _pressure_s)
         if self._schedule is not None:
@@ -62,7 +62,7 @@ class OwnDelay:
 
 
 def _pressure_file(name: str, proc: Path, cgroups: Path) -> Path:
-    """Return the pressure file of the process's control group, or the machine's pressure file if the group has none."""
+    """Return the PSI file for `name` (cpu, memory): of the process's control group, or of the machine if the group has none."""
     with contextlib.suppress(OSError, StopIteration):
         lines = (proc / "self" / "cgroup").read_text().splitlines()
         group = next(line.removeprefix("0::") for line in lines if line.startswith("0::"))
@@ -73,7 +73,7 @@ def _pressure_file(name: str, proc: Path, cgroups: Path) -> Path:
 
 
 def _opened(file: Path) -> int | None:
-    """Return a descriptor of a file that is read repeatedly. None: the file is missing or unreadable on this system."""
+    """Open a counter's file, and return its file descriptor. None: the file is missing or unreadable on this system."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -87,7 +87,7 @@ def _opened(file: Path) -> int | None:
 
 
 def _pressure_s(text: bytes) -> float:
-    """Return the seconds in a pressure file's first line, `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`."""
+    """Return the total stall seconds of a PSI file, by its first line: `some avg10=0.00 … avg300=0.00 total=MICROSECONDS`."""
     return int(text.split(b"\n", 1)[0].rsplit(b"=", 1)[1]) / 1e6
 
 

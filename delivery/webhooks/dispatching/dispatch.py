@@ -6,7 +6,8 @@ slots round robin; a slot is one request in flight. A delivery that waits for a 
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
 1. Deliveries that wait for an endpoint whose circuit breaker is open.
 2. Deliveries that wait for their own endpoint, once `queue_timeout_s` has passed since all other endpoints were served.
-3. Deliveries whose response is overdue at the task's end, and those queued behind. Overdue attempts move to the background.
+3. Deliveries whose response is overdue at the task's end, and deliveries that wait for the same unresponsive endpoint. The
+   overdue attempts move to the background.
 4. Deliveries that wait for their quick retry when nothing else is left to do.
 """
 
@@ -27,7 +28,7 @@ from delivery.webhooks.scheduling import background_attempts, deferral, limits
 
 ENOUGH_READY, FEW_READY = 16, 8
 """Numbers of endpoint queues that are ready for a slot. Above ENOUGH_READY the lane stops reading events, and at FEW_READY it
-reads again. An event that is not read yet takes no memory, and is in the processor's cache when it is sent."""
+reads again. An event that is read late takes no memory before, and is still in the processor's cache when it is sent."""
 
 
 class DispatchSender(Protocol):
@@ -39,9 +40,10 @@ class DispatchSender(Protocol):
 class Dispatcher(Generic[Sent]):
     """Attempt the deliveries of one Spark task or slice until each has its outcome. Used once; not thread-safe.
 
-    `clock` and `endpoint_time` are monotonic, in seconds. Endpoints are judged by `endpoint_time` (scheduling.endpoint_clock).
-    `memory` keeps the state of endpoints between tasks. Guarantee: each submitted delivery ends in exactly one outcome, unless
-    the task fails. Each method that waits raises an unforeseen error of an attempt, and then the task fails.
+    `clock` and `endpoint_time` are monotonic, in seconds. Rates and circuit breakers read `clock`. Response times and timeouts
+    read `endpoint_time` (scheduling.endpoint_clock). `memory` keeps the state of endpoints between tasks. Guarantee: each
+    submitted delivery ends in exactly one outcome, unless the task fails. Each method that waits raises an unforeseen error of
+    an attempt, and then the task fails.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Dispatcher(Generic[Sent]):
         self._endpoint_time = endpoint_time
         self._queues: dict[EndpointId, Queue[Sent]] = {}
         self._changed = asyncio.Event()
-        """Set when a condition may hold for which `_wait_while` waits."""
+        """Set when `_wait_while` has to check its condition again."""
         self._ready: ready_queue.ReadyQueue[Sent] = ready_queue.ReadyQueue(
             on_return=lambda: self._runners.start()  # noqa: PLW0108  # the pool is made after the queue
         )
@@ -103,12 +105,15 @@ class Dispatcher(Generic[Sent]):
         return endpoint_queue.report(self._queues.values(), unresponsive, self._most_in_flight)
 
     async def wait_for_room(self) -> None:
-        """Yield to the event loop. If more than ENOUGH_READY queues are ready, wait until fewer are, usually FEW_READY."""
+        """Yield to the event loop. If more than ENOUGH_READY queues are ready, wait until few are.
+
+        Usually until FEW_READY are, in any case until at most ENOUGH_READY are.
+        """
         await asyncio.sleep(0)
         await self._wait_while(lambda: len(self._ready.line) > ENOUGH_READY)
 
     async def finish(self) -> None:
-        """Wait until every delivery has its outcome. Overdue attempts move to the background. Do not call `submit` again."""
+        """Wait until every delivery has its outcome, after the last `submit`. Overdue attempts move to the background."""
         self._timeouts.stop()
         self._enter(timeouts.Phase.FINISHING)
         self._defer_quick_retries()
@@ -160,9 +165,11 @@ class Dispatcher(Generic[Sent]):
             raise self._runners.failure  # a fault of ours: the task fails, and Spark runs it again
 
     def _on_queue_timeout(self) -> None:
-        """Defer deliveries that have waited for `queue_timeout_s`, if the task waits.
+        """Defer deliveries that wait for their own endpoint, by the phase of the task.
 
-        When the task has submitted all deliveries: defer all that wait now, and each that would begin to wait from now on.
+        1. WAITING, so the lane will submit more deliveries: defer those that have waited for `queue_timeout_s`.
+        2. FINISHING or CLOSING: defer all that wait now, and each that would begin to wait from now on.
+        3. Otherwise do nothing.
         """
         if not self._phase.is_waiting:
             return
@@ -179,10 +186,10 @@ class Dispatcher(Generic[Sent]):
     def _on_response_deadline(self) -> None:
         """Move overdue attempts to the background when nothing else is left to do.
 
-        1. A queue is ready again, or the task is not in its last phase: do nothing.
+        1. A queue is ready again, or the phase is neither FINISHING nor CLOSING: do nothing.
         2. Hardly any destination has responded (`endpoint_queue.may_be_local_outage`): move nothing, the fault may be ours.
-        3. Otherwise move the overdue attempts for which the background has room. Also defer the waiting deliveries of endpoints
-           that have sent no response since an overdue attempt began.
+        3. Otherwise move the overdue attempts for which the background has room. Also defer the waiting and all later
+           deliveries to endpoints that have sent no response since an overdue attempt began.
         """
         if not self._phase.is_last or self._ready.line:
             return
@@ -236,7 +243,7 @@ class Dispatcher(Generic[Sent]):
     async def _attempt_next(self, runner: asyncio.Task[None]) -> bool:
         """Attempt the first delivery of the next ready queue, if it may begin. Called by a runner.
 
-        Return False if the attempt has moved to the background: the runner then ends, and its place was given to another.
+        Return False if the attempt has moved to the background: the runner must end, because another runner may have its place.
         """
         queue = self._ready.pop()
         ready = len(self._ready.line)
@@ -299,7 +306,7 @@ class Dispatcher(Generic[Sent]):
             self._defer_waiting(queue, retry_reasons.CIRCUIT_OPEN)
 
     def _defer_quick_retries(self) -> None:
-        """If all remaining deliveries of the task wait for quick retries, defer them. The retry lane then makes these retries.
+        """If all deliveries are submitted, and all without an outcome wait for quick retries, defer these to the retry lane.
 
         These deliveries continue to wait in the task:
         1. All, if the response deadline is infinite: there may be no retry lane.

@@ -28,8 +28,9 @@ from delivery.webhooks.scheduling import (
 
 FEW_DESTINATIONS = 2
 """Maximum of destinations of a task that may all be unresponsive by their own fault. If a task has more destinations, of
-several customers, and hardly any of them has responded, the task waits for the end of its attempts. The driver then judges from
-all tasks whether our own network is broken (delivery.webhooks.scheduling.outage_detection)."""
+several customers, and hardly any of them has responded, the task waits for the end of its attempts and moves none to the
+background. The driver then judges from all tasks whether our own network is broken
+(delivery.webhooks.scheduling.outage_detection)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +67,8 @@ class Queue(Generic[Sent]):
     has_reservation: bool = False
     """True if the host has reserved capacity for one request of this queue."""
     is_unresponsive: bool = False
-    """True if the task defers all further deliveries to the endpoint. Either the endpoint held up a micro-batch without a
-    response, or background attempts use its whole limit."""
+    """True if the task defers all further deliveries to the endpoint. Either the endpoint sent no response before a response
+    deadline, or background attempts use its whole limit of requests in flight."""
     has_responded: bool = False
     responded_at: float = -math.inf
     """When the endpoint last responded in this task, with any status, by the endpoint clock."""
@@ -82,11 +83,11 @@ class Queue(Generic[Sent]):
         return self.endpoint.endpoint_id
 
     def must_wait(self, now: float) -> bool:
-        """Return True if the next request must wait for the rate or the host."""
+        """Return True if the next request must wait for the endpoint's rate or for the limits of its host."""
         return (self.pace is not None and self.pace.wait_s(now) > 0) or (self.host is not None and not self.host.has_room)
 
     def begin(self, now: float) -> None:
-        """Count a request that begins now."""
+        """Count a request that begins now: against the limits of the endpoint and of its host."""
         self.in_flight += 1
         if self.pace is not None:
             self.pace.consume(now)
@@ -94,13 +95,13 @@ class Queue(Generic[Sent]):
             self.host.enter()
 
     def end(self) -> None:
-        """Count a request that has ended."""
+        """Count a request as ended: it is no longer in flight to the endpoint and its host."""
         self.in_flight -= 1
         if self.host is not None:
             self.host.leave()
 
     def abandon(self) -> None:
-        """At the end of the task: release the host's reservation, and cancel `resumption`, which holds the task in memory."""
+        """Release the host's reservation, and cancel `resumption`, which would hold the ended task in memory."""
         if self.resumption is not None:
             self.resumption.cancel()
         if self.has_reservation and self.host is not None:
@@ -120,8 +121,9 @@ class Queue(Generic[Sent]):
     ) -> bool:
         """Record the result of an attempt to the endpoint; return True if the endpoint's circuit breaker is open.
 
-        The attempt began at `since` by `endpoint_time`, and at `began_at` by `clock`. If the queue has no breaker, and
-        the endpoint did not accept the attempt, a new breaker is stored in `breakers`.
+        The attempt began at `since` by `endpoint_time`, and at `began_at` by `clock`. If the queue has no breaker, and the
+        endpoint did not accept the attempt, the queue takes the endpoint's breaker in `breakers`. If there is none, a new one
+        is stored there.
         """
         error_class = attempt.error_class
         if error_class is None or attempt.status is not None:
@@ -149,7 +151,7 @@ class DispatchReport(NamedTuple):
     """A task's observations of the endpoints to which it sent, and the newly unresponsive endpoints of its worker."""
 
     most_in_flight: int
-    """Maximum of requests in flight at once."""
+    """Maximum of requests of the task in flight at once."""
     reachability: outage_detection.Reachability
     gone: frozenset[EndpointId]
     """Endpoints that have responded 410 Gone."""
@@ -238,11 +240,11 @@ class Overdue(NamedTuple, Generic[Sent]):
     Endpoints whose mean or last response time exceeds `response_deadline_s` are left out. Empty if none of these endpoints has
     an overdue attempt: then silence is no sign of an outage."""
     check_in_s: float
-    """Seconds until the next attempt becomes overdue. MIN_MARGIN_S if none will."""
+    """Seconds until the next attempt becomes overdue. MIN_MARGIN_S if there is no such attempt."""
 
 
 def report(queues: Collection[Queue[Any]], unresponsive: frozenset[EndpointId], most_in_flight: int) -> DispatchReport:
-    """Return the observations of the endpoints of these queues, and these unresponsive endpoints of the worker."""
+    """Return the report of a task: what its queues have observed, and the two other arguments unchanged."""
     return DispatchReport(
         most_in_flight=most_in_flight,
         reachability=reachability(queues),
@@ -298,7 +300,8 @@ def may_be_local_outage(queues: Collection[Queue[Sent]], without_response: Colle
     The destinations must be of several customers (`outage_detection.Reachability.is_broken`). An endpoint that has not
     responded in this task counts as unreachable in two cases:
     1. An attempt to it failed with a class in `outage_detection.UNREACHABLE_CLASSES`.
-    2. It is unresponsive or `without_response`, and neither its mean nor its last response time exceeds `max_s`.
+    2. Its queue is unresponsive or in `without_response`, and neither the endpoint's mean nor its last response time exceeds
+       `max_s`.
     """
     unknown = (
         queue

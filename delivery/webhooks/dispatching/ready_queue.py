@@ -16,13 +16,13 @@ class ReadyQueue(Generic[Sent]):
     """The endpoint queues in line for a slot, in the order in which they joined: endpoints share the slots round robin.
 
     A queue joins if it has a waiting delivery and fewer requests in flight than its limit. A queue leaves the line while it
-    waits for its rate or host, and joins again by itself. `on_return` is then called. Not thread-safe.
+    waits for its rate or host, and joins again by itself. `on_return` is called when it joins again. Not thread-safe.
     """
 
     def __init__(self, on_return: Callable[[], None]) -> None:
         self._on_return = on_return
         self.line: collections.deque[Queue[Sent]] = collections.deque()
-        """The queues in line. Others only read its length, for each delivery."""
+        """The queues in line. Other classes only read its length, for each delivery."""
         self._is_closed = False
 
     def add(self, queue: Queue[Sent]) -> None:
@@ -78,7 +78,7 @@ class ReadyQueue(Generic[Sent]):
         return False
 
     def _rejoin(self, queue: Queue[Sent], *, has_reservation: bool = False) -> bool:
-        """Add a queue that waited for its rate or host. Return False after `close`, or if the queue is empty."""
+        """Add a queue that waited for its rate or host. Return False, without adding it, after `close` or if it is empty."""
         if self._is_closed or not queue.waiting:
             queue.is_ready = False
             return False

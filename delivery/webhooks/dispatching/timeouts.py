@@ -28,7 +28,7 @@ class Phase(enum.Enum):
     FAILED = enum.auto()
     """The task failed, and Spark runs it again. No further delivery is queued. Attempts in flight may still end."""
     ABANDONED = enum.auto()
-    """The dispatcher sends nothing any more."""
+    """The task ends, and the dispatcher sends nothing any more."""
 
     def __init__(self, _: int) -> None:
         # Plain attributes: they are read for each delivery.
@@ -60,7 +60,10 @@ class Timeouts:
         self._response_deadline: Countdown | None = None
 
     def start(self, phase: Phase) -> None:
-        """Start the countdowns of `phase`. Called whenever no endpoint queue is ready."""
+        """Start the queue timeout if `phase.is_waiting`, and the response deadline if `phase.is_last`.
+
+        Called whenever no endpoint queue is ready.
+        """
         if phase.is_waiting and self._queue_timeout is None:
             self._queue_timeout = Countdown(self._endpoint_time, self._bounds.queue_timeout_s, self._end_queue_timeout)
         if phase.is_last and self._response_deadline is None:
@@ -69,8 +72,8 @@ class Timeouts:
     def start_response_deadline(self, wait_s: float = 0.0) -> None:
         """Call `on_response_deadline` after `wait_s`, or after `response_deadline_s` if that is sooner.
 
-        If `response_deadline_s` is infinite, `on_response_deadline` is never called. By default the call comes at once, because
-        attempts to endpoints that usually take longer than `response_deadline_s` are overdue now.
+        If `response_deadline_s` is infinite, `on_response_deadline` is never called. With the default `wait_s` the call comes
+        at once, because attempts to endpoints that usually take longer than `response_deadline_s` are overdue now.
         """
         most_s = self._bounds.response_deadline_s
         if self._response_deadline is None and most_s < math.inf:
@@ -104,12 +107,12 @@ class QuickRetries(Generic[Sent]):
         return len(self._timers)
 
     def begin(self, pending: PendingDelivery[Sent], wait_s: float) -> None:
-        """Let a delivery wait for its quick retry."""
+        """Let a delivery wait `wait_s` seconds for its quick retry."""
         loop = asyncio.get_running_loop()
         self._timers[pending] = loop.call_later(wait_s, self._end, pending), loop.time() + wait_s
 
     def end_scheduled(self) -> list[tuple[PendingDelivery[Sent], float]]:
-        """End the waits for endpoints with a retry schedule; return their deliveries, each with the seconds left to wait.
+        """End the waits of deliveries to endpoints with a retry schedule; return these deliveries, each with the seconds left.
 
         `retry` is not called.
         """

@@ -33,7 +33,7 @@ _NEVER_EMPTY = frozenset({"subject", "dataschema"})
 """Further attributes that count as missing when they are empty, as the attributes in NAMED do."""
 _MIN_INTEGER, _MAX_INTEGER = -(2**31), 2**31 - 1
 _FURTHER = "attributes besides those that every event has (id, source, type, time, …): leave some out, or move them into `data`"
-"""End of the texts of refusals, because producers do not know the word "further"."""
+"""End of two texts of EventRejected. It does not say "further attributes", because producers do not know this term."""
 
 
 def further_attributes(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes:

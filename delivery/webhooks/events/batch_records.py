@@ -23,8 +23,8 @@ EVENT_CONTENT_TYPE = b"application/cloudevents+json"
 MAX_EVENTS = 1000
 """Most events of a batch record, as in a request to `POST /v1/events`."""
 MAX_WRITTEN_BYTES = 4 * 1024 * 1024
-"""Most bytes of all new records of a batch record. Each new record repeats the headers, so headers of 200 KiB and a thousand
-events would be 200 MB."""
+"""Most bytes of all new records of one batch record together. Each new record repeats the headers, so headers of 200 KiB and a
+thousand events would be 200 MB."""
 _NOT_COPIED = frozenset({"content-type", content_encoding.HEADER})
 """Names of the headers, in lower case, that are true of the batch record only."""
 _MAX_VALUE_BYTES = 1024 * 1024
@@ -36,7 +36,7 @@ Headers = tuple[tuple[str, bytes], ...]
 
 
 class BatchRecord(NamedTuple):
-    """A batch record that the parser has read, without its events: a task may have thousands of records of 1000 events."""
+    """A batch record that the parser has checked, and not yet split: a task may have thousands of records of 1000 events."""
 
     record: Record
     events: int
@@ -61,7 +61,7 @@ def refuse(headers: Headers, value: bytes, *, takes_apart: bool) -> NoReturn:
 
     `value` is the record's value, decompressed. The record is rejected in four cases:
     1. `takes_apart` is false.
-    2. `value` is no JSON array.
+    2. `value` is no JSON array, or is nested too deeply.
     3. The array is empty.
     4. The array has more than MAX_EVENTS events, or their records would have more than MAX_WRITTEN_BYTES.
     """

@@ -16,7 +16,7 @@ MAX_MEMBERS = 64
 """Most compressed parts (members) of a gzip or deflate value. Decompressing a part copies the rest of the value, so thousands
 of empty parts would take long."""
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
-"""Window of zlib's decompressor for the frame of gzip."""
+"""Value of zlib's parameter `wbits` that makes it read the format gzip."""
 
 
 def decoded(value: bytes, encoding: bytes, max_bytes: int) -> bytes:
@@ -54,7 +54,7 @@ def _is_gzip(value: bytes) -> bool:
 
 
 def _is_zlib(value: bytes) -> bool:
-    # RFC 1950, section 2.2: method 8, a window of at most 32 KiB, and a check of the two bytes. No JSON begins like this.
+    # RFC 1950, section 2.2: method 8, window of at most 32 KiB, and a check of the two bytes. No JSON object begins like this.
     return len(value) > 1 and value[0] & 15 == 8 and value[0] >> 4 <= 7 and (value[0] << 8 | value[1]) % 31 == 0  # noqa: PLR2004
 
 

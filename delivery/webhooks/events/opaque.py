@@ -58,8 +58,8 @@ def is_json(media_type: str) -> bool:
 def json_type_of(media_type: str) -> str:
     """Return the media type that `Event.json_type` has for a payload of this JSON media type.
 
-    Empty, which stands for `application/json`, in three more cases:
-    1. The only parameter of `application/json` is a charset.
+    Empty, which stands for `application/json`, in three cases:
+    1. The media type is `application/json`, without parameters or only with a charset.
     2. The media type names another charset than UTF-8 or ASCII. A request has the payload in UTF-8.
     3. The text is no valid media type, or no media type of JSON.
     """
@@ -94,9 +94,9 @@ def opaque_of(payload: bytes, media_type: str) -> Opaque:
 def as_received(event: Event, wanted: EndpointPayload) -> Event:
     """Return the event with its payload in the form that an endpoint wants.
 
-    For ORIGINAL, the framed value becomes an opaque payload of bytes. The attribute SCHEMA_ID names the schema, and replaces a
-    producer's attribute of this name. `content` stays the decoded payload. For JSON, and for an event that was not decoded by
-    a schema, the event is returned unchanged.
+    If `wanted` is ORIGINAL, the framed value becomes an opaque payload of bytes. The attribute SCHEMA_ID names the schema, and
+    replaces a producer's attribute of this name. `content` stays the decoded payload. If `wanted` is JSON, or if the event was
+    not decoded by a schema, the event is returned unchanged.
     """
     if event.framed is None or wanted is EndpointPayload.JSON:
         return event

@@ -1,4 +1,4 @@
-"""Find the bytes of one member in a JSON object. Pure. Runs wherever records are parsed."""
+"""Find the bytes of the value of one member in a JSON object. Pure. Runs wherever records are parsed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set 
 
 
 def of(value: bytes, name: str) -> bytes:
-    """Return the bytes of a top-level member of a valid JSON object, unchanged.
+    """Return the value of the top-level member `name` of a valid JSON object, as its unchanged bytes.
 
-    Raise EventRejected if the object lacks the member, or is nested too deeply. The JSON libraries in use do not return the
-    position of a value. Writing the parsed value again would change its bytes.
+    Of several members of this name the last counts. Raise EventRejected if the object lacks the member, or is nested too
+    deeply. The JSON libraries in use do not return the position of a value. Writing the parsed value again would change its
+    bytes.
     """
     text = value.decode()
     try:

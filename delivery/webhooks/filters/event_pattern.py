@@ -77,7 +77,7 @@ class Filter:
 def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
     """Return the filter of a pattern; raise FilterError if the pattern is invalid.
 
-    The error's `path` names the wrong part. Empty: the whole pattern.
+    The error's `path` names the invalid part of the pattern. Empty: the whole pattern is invalid.
     """
     try:
         size = len(json.dumps(pattern, allow_nan=False, ensure_ascii=False).encode())

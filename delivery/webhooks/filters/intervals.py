@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class Range(NamedTuple):
-    """A range of numbers. None: no bound on that side."""
+    """A range of numbers. `lower` None: there is no lower bound. `upper` None: there is no upper bound."""
 
     lower: float | None
     upper: float | None

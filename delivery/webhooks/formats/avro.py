@@ -93,7 +93,7 @@ class _Examined:
         self._empty: dict[str, bool] = {}
 
     def is_recursive(self, schema: Any) -> bool:
-        """Return True if a type contains itself.
+        """Return True if the schema, or a type in it, contains itself.
 
         Raise ValueError for an array whose items may have no bytes, and for a decimal with a scale above MAX_SCALE.
         """
@@ -130,7 +130,7 @@ class _Examined:
         return found
 
     def _may_be_empty(self, schema: Any, within: frozenset[str]) -> bool:
-        """Return True if a value of this type may have no bytes."""
+        """Return True if Avro may encode a value of this type in no bytes. `within` has the types that are examined now."""
         if isinstance(schema, str):
             if schema not in self._named:
                 return schema == "null"

@@ -31,7 +31,7 @@ UNKNOWN_S = 30.0
 the same wrong id."""
 AWAY_S = 3.0
 """Seconds for which the schema registry is not asked again after it gave no usable answer. Otherwise the records of hundreds of
-partitions would wait for it one after another, each for `Access.wait_s`."""
+partitions would wait for it one after another, each for `Access.wait_s` or longer."""
 _CONTENT_TYPE = "content-type"
 
 
@@ -41,7 +41,8 @@ class Formats:
 
     access: registry_client.Access
     topic_pattern: str
-    """Regular expression for the whole names of topics whose values may be framed. Never the operational topic."""
+    """Regular expression for the whole names of topics whose values may be framed. The operational topic is left out, even if
+    it matches."""
     max_schemas: int = 1000
     """Most schemas in the cache. The least recently used are dropped."""
 
@@ -82,7 +83,8 @@ class Decoder:
     async def event(self, record: Record) -> Event:
         """Return the event in `record`. Waits for the schema registry if the record's schema is not cached.
 
-        If the record's value was decoded, `framed` of the event has the value as the producer wrote it, decompressed.
+        If the record's value was decoded by a schema, `framed` of the event has the value before: as the producer wrote it,
+        decompressed.
 
         Raise EventRejected if the record is not an event; the reasons are those of `parsing.parse`, bad_frame and
         unknown_schema. Raise SchemaRegistryUnavailable if the schema cannot be read now: the record must wait.
@@ -149,9 +151,9 @@ def _media_type(headers: Mapping[str, bytes]) -> str:
 
 
 def _is_kept(header: tuple[str, bytes]) -> bool:
-    """Return True for a header that is also true of the decoded value: every header but two.
+    """Return True for a header that is also true of the decoded value.
 
-    `content-encoding` is dropped. `content-type` is dropped too, with two exceptions:
+    Return False for `content-encoding`. Return False for `content-type`, with two exceptions:
     1. `content-type` names structured mode. The decoded JSON is a CloudEvent.
     2. `content-type` names a media type of JSON. The framed value is no JSON, so this is the type of the decoded JSON.
     """

@@ -1,8 +1,9 @@
-"""Parse the text of a `.proto` file into its descriptor. Pure. Runs in the executors, the archive and the commands.
+"""Parse the text of a `.proto` file into a FileDescriptorProto. Pure. Runs in the executors, the archive and the commands.
 
-Some schema registries have no descriptors, and return Protobuf schemas as the text that a producer registered. The descriptor
-has what decoding needs: messages, enums, fields and imports. Services, extensions, options and default values are left out.
-Names of types stay as written: Protobuf's pool looks them up in the scopes around the field, as `protoc` does.
+Some schema registries do not return Protobuf schemas as FileDescriptorProto, only as the text that a producer registered. This
+module makes the descriptor. The descriptor has what decoding needs: messages, enums, fields and imports. Services, extensions,
+options and default values are left out. Names of types stay as written: Protobuf's pool looks them up in the scopes around the
+field, as `protoc` does.
 
 Source: "Protocol Buffers Language Specification", proto2 and proto3.
 """
@@ -35,7 +36,7 @@ _BRACKETS = {"{": "}", "[": "]", "(": ")"}
 
 
 def descriptor_of(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """Return the descriptor of a `.proto` file, without a name. Raise ValueError if the text is no proto2 or proto3."""
+    """Return the descriptor of a `.proto` file, without a file name. Raise ValueError if the text is no proto2 or proto3."""
     return _Parser(_tokens(text)).file()
 
 
@@ -52,7 +53,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Reads one file from its tokens, from left to right."""
+    """Read the tokens of one file from left to right. Used once."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -60,7 +61,7 @@ class _Parser:
         self._is_proto3 = False
 
     def file(self) -> descriptor_pb2.FileDescriptorProto:
-        """Return the descriptor."""
+        """Read all tokens, and return the descriptor of the file."""
         file = descriptor_pb2.FileDescriptorProto()
         while self._next < len(self._tokens):
             word = self._take()
@@ -77,7 +78,7 @@ class _Parser:
         return file
 
     def _head(self, file: Any, word: str) -> None:
-        """Read a statement about the file itself."""
+        """Read a statement about the file itself (syntax, package or import), after its first word."""
         if word == "syntax":
             self._expect("=")
             file.syntax = self._string()
@@ -93,7 +94,11 @@ class _Parser:
         self._expect(";")
 
     def _message(self, message: Any) -> None:
-        """Read a message from its name on. Entries of maps come last, because message indexes count declared messages only."""
+        """Read a message from its name on.
+
+        For each map field, a nested message is added for the entries of the map. These messages come after the declared ones,
+        because message indexes count declared messages only.
+        """
         message.name = self._take()
         self._expect("{")
         entries: list[Any] = []
@@ -127,7 +132,10 @@ class _Parser:
                 self._field(message, word, []).oneof_index = index
 
     def _field(self, message: Any, word: str, entries: list[Any]) -> Any:
-        """Read a field whose first word was read, and add it to the message. A map's entry is added to `entries`."""
+        """Read a field after its first word, add it to the message, and return it.
+
+        For a map field, also add the message of the map's entries to `entries`.
+        """
         field = message.field.add(label=_LABELS["optional"])
         if word in _LABELS:
             field.label = _LABELS[word]
@@ -177,13 +185,13 @@ class _Parser:
         return self._peek(1) == "{"
 
     def _skip_block(self) -> None:
-        """Read a name, and a block in braces after it."""
+        """Skip a name, and a block in braces after it."""
         self._take()
         self._expect("{")
         self._skip_to("}")
 
     def _skip_to(self, end: str) -> None:
-        """Read all tokens up to the first `end` that is not inside nested brackets."""
+        """Skip all tokens up to the first `end` that is not inside nested brackets, and this `end` too."""
         open_brackets: list[str] = []
         while (token := self._take()) != end or open_brackets:
             if token in _BRACKETS:
@@ -230,7 +238,7 @@ def _set_type(field: Any, name: str) -> None:
 
 
 def _entry(field_name: str, key: str, value: str) -> Any:
-    """Return the message of a map's entry, with the name that `protoc` gives it."""
+    """Return the message type for the entries of a map field, with the name that `protoc` gives it."""
     name = "".join(part[:1].upper() + part[1:] for part in field_name.split("_")) + "Entry"
     entry = descriptor_pb2.DescriptorProto(name=name)
     entry.options.map_entry = True

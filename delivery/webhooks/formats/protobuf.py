@@ -48,7 +48,7 @@ def compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byte
 
 
 def is_descriptor(text: str) -> bool:
-    """Return True if a schema is a FileDescriptorProto in base64; False for the text of a `.proto` file, and for any other."""
+    """Return True if a schema is a FileDescriptorProto in base64; False for any other text, such as a `.proto` file."""
     return _descriptor(text) is not None
 
 

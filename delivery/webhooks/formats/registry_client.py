@@ -58,7 +58,7 @@ class RegistryClient:
         return self._patiently.copy()(self._schema, schema_id)
 
     def require_answer(self) -> None:
-        """Ask once for schema 1, and for the schemas that it needs.
+        """Find out whether the schema registry answers: ask once for schema 1, and for the schemas that it needs.
 
         Raise SchemaRegistryUnavailable if the schema registry gives no usable answer. The answer that a schema does not exist
         is usable.
@@ -104,7 +104,7 @@ class RegistryClient:
         from confluent_kafka import schema_registry  # noqa: PLC0415  # for jobs with a registry only, as in `_schema`
 
         access = self._access
-        # No retries of its own, as a task waits at most `wait_s`.
+        # No retries of the client's own: `_patiently` retries, and ends after `wait_s`.
         options: dict[str, Any] = {"url": access.url, "timeout": access.timeout_s, "max.retries": 0}
         if access.username:
             options["basic.auth.user.info"] = f"{access.username}:{access.password.reveal().decode()}"
@@ -123,7 +123,7 @@ class RegistryClient:
 def _serialized(client: Any, schema_id: int) -> Any:
     """Return a Protobuf schema in the format SERIALIZED. None: the registry refuses this format, with a status from 400 to 499.
 
-    The statuses 401, 403 and 429 say nothing about the format, and pass as errors.
+    The statuses 401, 403 and 429 say nothing about the format, so the client's SchemaRegistryError is raised.
     """
     from confluent_kafka.schema_registry import error  # noqa: PLC0415  # as in `_schema`
 

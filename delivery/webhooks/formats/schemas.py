@@ -13,8 +13,8 @@ from delivery import errors
 from delivery.webhooks.formats import avro, protobuf
 
 Decode = Callable[[bytes], bytes]
-"""Returns the JSON of a framed value's body. Raises EventRejected if an Avro or Protobuf body does not fit its schema. A JSON
-body is returned unchanged and unchecked."""
+"""A function that takes the body of a framed value, and returns its JSON. It raises EventRejected if an Avro or Protobuf body
+does not fit its schema. It returns a JSON body unchanged and unchecked."""
 
 
 class SchemaType(enum.StrEnum):

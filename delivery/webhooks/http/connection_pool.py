@@ -29,7 +29,7 @@ from delivery.webhooks.http.origin import Origin
 from delivery.webhooks.scheduling import host_limits
 
 MAX_AGE_S = 300.0
-"""Seconds after its opening from which a connection is not kept for a further request. A connection in steady use would
+"""Seconds. A connection that was opened longer ago is not kept for a further request. A connection in steady use would
 otherwise never follow a changed address of its name, and never verify a renewed or expired certificate. The age has no jitter:
 connections are opened at different times, as requests need them."""
 MAX_CACHED_NAMES = 20_000
@@ -270,8 +270,8 @@ class ConnectionPool:
         connection.lease.close()
 
     def _closed(self, connection: Connection) -> None:
-        # The slot is not released earlier: an aborted connection keeps its descriptor until the loop's next iteration. A burst
-        # of new connections in place of old ones would need both descriptors.
+        # The slot is not released earlier: an aborted connection keeps its file descriptor until the loop's next iteration. A
+        # burst of new connections in place of old ones would need the file descriptors of both.
         self._slots.release()
         host = host_limits.host_name(connection.origin.url)
         self._open_by_host[host] -= 1

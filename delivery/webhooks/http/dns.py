@@ -1,8 +1,8 @@
 """Look up host names in a thread pool of this process.
 
 Runs in the event loop of a worker, of the API or of a command. The event loop's own `getaddrinfo` shares four threads of libuv:
-four names with unresponsive servers would block all other names. The system's resolver returns no TTL, so the connector caches
-a found name for DNS_TTL_S. A name that was not found is not cached: the next attempt looks it up again.
+four names with unresponsive DNS servers would block all other names. The system's resolver returns no TTL, so the connector
+caches a found name for DNS_TTL_S. A name that was not found is not cached: the next attempt looks it up again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 from aiohttp import abc
 
 MAX_LOOKUPS = 64
-"""Most look-ups at once. Each takes a thread, until the system's resolver ends its wait for a server (10 s by default)."""
+"""Most look-ups at once. Each takes a thread until the system's resolver answers or gives up: after 10 s by default, with one
+DNS server."""
 DNS_TTL_S = 30
 """Seconds for which the addresses of a found name are cached."""
 

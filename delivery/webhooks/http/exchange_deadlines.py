@@ -56,7 +56,7 @@ class Deadlines:
         return self._endpoint_time() + timeout_s, self._loop.time() + timeout_s + self._max_extension_s
 
     def begin(self, exchange: Expiring, deadline: Deadline) -> None:
-        """Expire `exchange` at the earlier of its two deadlines, unless `end` is called before."""
+        """Expire `exchange` when the first of its two deadlines has passed, unless `end` is called before."""
         self._running[exchange] = deadline
         if self._timer is None:
             self._schedule_check()
@@ -75,7 +75,7 @@ class Deadlines:
         self._timer = self._loop.call_at(self._check_at, self._check)
 
     def _check(self) -> None:
-        """Expire exchanges at their deadlines. After a stall of the event loop, skip one check: responses are read first."""
+        """Expire exchanges at their deadlines. Skip one check after a stall of the event loop: responses are read first."""
         self._timer = None
         now, endpoint_now = self._loop.time(), self._endpoint_time()
         is_stall = now - self._check_at > endpoint_clock.STALL_S

@@ -33,7 +33,8 @@ class Target:
     """Request line and all headers that do not depend on the delivery. Ends with CRLF, without the empty line."""
     endpoint: Endpoint
     grant: Grant | None = None
-    """Request for the access token that is added to `head` for each delivery. None: the endpoint needs no such token."""
+    """Request that fetches the endpoint's access token. Each delivery sends the token in a header after `head`. None: the
+    endpoint needs no access token."""
 
     def __repr__(self) -> str:
         # `head` contains the endpoint's credentials.

@@ -3,10 +3,10 @@
 A shard is one key of the lane's state in Spark, with the waiting events of some endpoints. A segment is a value with events for
 one shard.
 
-One endpoint may have most of the load. If the records of a task fill a whole batch of an endpoint, that batch needs no state.
-The endpoint and the number of the batch decide its shard, so no single task has all the work of one endpoint. Other events go
-to the shard that owns the endpoint. In a batch, the events of one Kafka partition keep their order. A full batch does not wait
-for earlier events.
+One endpoint may have most of the load. If the records of a task fill a whole batch of an endpoint, the shard that gets this
+full batch sends it at once. The endpoint and the number of the full batch decide that shard, so no single task has all the work
+of one endpoint. Other events wait in the shard that owns the endpoint. In a batch, the events of one Kafka partition keep their
+order. A full batch does not wait for earlier events.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class Collector:
     """Collect the due events of one Spark partition of a micro-batch into segments. Used once.
 
     Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment. A record whose schema
-    cannot be read now pauses its partition: this record and later ones are left out. An event that arrived after `now_ms`, by
-    its producer's clock, counts as arrived at `now_ms`. If an endpoint's `max_wait_s` is at most `immediate_flush_s`, the shard
-    sends the endpoint's events without a wait (Mark.IMMEDIATE).
+    cannot be read now pauses its partition: this record and later records of the partition are left out, and are read again
+    later. An event whose record has a timestamp after `now_ms` counts as arrived at `now_ms`. `shards` is the number of the
+    lane's shards. If an endpoint's `max_wait_s` is at most `immediate_flush_s`, the shard sends the endpoint's events without a
+    wait (Mark.IMMEDIATE).
     """
 
     def __init__(

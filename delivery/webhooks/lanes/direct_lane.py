@@ -38,8 +38,8 @@ class DirectLane:
     Every record is rejected, or is a batch record, or each of its deliveries is skipped, delivered, dead-lettered or deferred
     to the retry lane. `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an
     earlier run of the micro-batch or query, and are left out. With `pauses_partitions`, a record whose schema cannot be read
-    now pauses its partition: this record and later ones are left out. Without it, `submit` raises SchemaRegistryUnavailable
-    for such a record.
+    now pauses its partition: this record and later records of the partition are left out, and are read again later. Without
+    `pauses_partitions`, `submit` raises SchemaRegistryUnavailable for a record whose schema cannot be read now.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DirectLane:
         return Results(outcomes=self._dispatcher.drain())
 
     async def finish(self) -> Results:
-        """Wait until each delivery has its outcome; return the remaining results, with all offset receipts and the totals."""
+        """Wait until each delivery has its outcome; return the remaining results, all offset receipts and the task's totals."""
         await self._dispatcher.finish()
         return final_results(
             self._dispatcher,

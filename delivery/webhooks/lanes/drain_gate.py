@@ -13,7 +13,7 @@ from delivery.webhooks.dispatching import dispatch
 
 
 class DrainGate:
-    """A sender for one Spark task or one slice, around `sender`. After `close`, `attempt` waits until it is cancelled."""
+    """Pass the attempts of one Spark task or slice to `sender`. After `close`, new calls of `attempt` wait until cancelled."""
 
     def __init__(self, sender: dispatch.DispatchSender) -> None:
         self._sender = sender

@@ -133,9 +133,9 @@ class LaneDriver:
     def _results_of(
         self, work: Coroutine[Any, Any, Results], complete: Callable[[Results], Results] = _unchanged
     ) -> Iterator[Results]:
-        """Yield the results so far each RESULTS_EVERY_S while `work` runs, then the result of `work`.
+        """Yield new outcomes, if there are any, each RESULTS_EVERY_S while `work` runs, then the result of `work`.
 
-        `complete` is called in the loop with each of these results, and returns what is yielded.
+        `complete` is called in the loop with each Results, and returns the Results that is yielded.
         """
         ready: queue.SimpleQueue[Results | None] = queue.SimpleQueue()
         running = self._thread.begin(self._run(work, ready.put, complete))
@@ -152,9 +152,10 @@ class LaneDriver:
         report: Callable[[Results], None],
         complete: Callable[[Results], Results],
     ) -> Results:
-        """Return the completed result of `work`. While it runs, `report` the completed results so far each RESULTS_EVERY_S.
+        """Return `complete` of the result of `work`. While `work` runs, call `report` each RESULTS_EVERY_S.
 
-        Runs in the loop, because the loop is busy: requests for results from the task's thread would wait.
+        `report` gets `complete` of the new outcomes, and is not called if there are none. Runs in the loop, because the loop is
+        busy: requests for results from the task's thread would wait.
         """
         running = asyncio.ensure_future(work)
         try:
@@ -168,7 +169,7 @@ class LaneDriver:
             running.cancel()
 
     def _last_results(self) -> Iterator[Results]:
-        """Begin no further attempts. Yield the results of attempts in flight for at most DRAIN_S."""
+        """Begin no further attempt. Wait at most DRAIN_S for attempts in flight, and yield their results."""
         closing = self._thread.begin(self._gate.close(DRAIN_S))
         while not concurrent.futures.wait([closing], RESULTS_EVERY_S).done:
             yield self._thread.call(self._lane.drain)
@@ -193,7 +194,7 @@ class LeaseDriver:
         settle_s: float,
         ended: completed_work.CompletedKeys,
     ) -> Iterator[retry_lane.LeaseResults]:
-        """Start the leases of one task, and yield results until all have ended or `settle_s` has passed."""
+        """Start the leases of one task, and yield results until all have ended, or until `settle_s` after the last start."""
         written = iter(leases)
         while chunk := list(itertools.islice(written, LEASES_AT_ONCE)):
             yield self._thread.run(self._retry.start(chunk, registry, settle_s, ended))

@@ -19,7 +19,7 @@ from delivery.webhooks.sending import sender
 
 
 class LaneFactory:
-    """Builds a lane for each task, with the connections, breakers, clocks and seen ids of the worker. Called in the loop."""
+    """Build a lane for each task, with the connections, breakers, clocks and seen ids of the worker. Called in the loop."""
 
     def __init__(
         self,

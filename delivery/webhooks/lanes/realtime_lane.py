@@ -36,7 +36,7 @@ events a second. Queued results are in Kafka some 10 ms later. Deliveries with t
 MAX_WAITING = 500
 """When this many records wait for the event loop, the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
-"""When this many Results objects, from some 10 s, wait to be written to Kafka, no record is read. A crash would repeat the
+"""When this many SliceResults, those of some 10 s, wait to be written to Kafka, no record is read. A crash would repeat the
 deliveries of unwritten results."""
 UNFORESEEN = (
     "an unforeseen error in a task of lane realtime: the task fails, and the lane restarts its query. Nothing is lost. Send "
@@ -88,7 +88,7 @@ class _OpenSlice:
 
 
 class RealtimeSlices:
-    """Deliver records from the task's thread in the event loop `loop`, and queue the results.
+    """Take records from the task's thread, deliver them in the event loop `loop`, and queue the results for the writer.
 
     `begin` creates a slice, in the loop. `next_offsets` has, for partitions where it is known, the offset at which the task
     begins to read. With this offset the first receipt also covers offsets without a record, such as the end of a transaction.
@@ -306,7 +306,7 @@ class RealtimeSlices:
             self.fail(fault)
 
     async def _finish_slice(self, ending: _OpenSlice, before: Sequence[asyncio.Task[None]]) -> None:
-        """Queue the remaining results of a slice. Queue its receipts when `before`, the tasks of earlier slices, have ended.
+        """Queue the remaining results of a slice, and its receipts when `before`, the asyncio tasks of earlier slices, ended.
 
         The receipts wait, because a restarted query continues at the first gap between receipts. Records behind the gap would
         be read again and have two receipts. A failed lane queues no receipts.

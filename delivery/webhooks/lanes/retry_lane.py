@@ -57,11 +57,11 @@ class _Course(enum.Enum):
 class RetryLane:
     """Deliver the leases that one worker gets: sets of retry entries. All methods run in the worker's event loop.
 
-    `clock` is monotonic, in seconds; `now_s` returns seconds since the epoch. `paces` and `known_hosts` are shared with the
-    worker's other lanes. The registry that `start` gets has each change that is older than `registry_max_age_s`. Guarantee:
-    each lease that is not given up ends in one report. `start`, `finish_task` or `drain` returns the report, with or after the
-    results of all attempts. There is no report if the process ends, or if an unforeseen error ends the lease: the lease then
-    expires.
+    `clock` is monotonic, in seconds; `now_s` returns seconds since the epoch. `paces` (token buckets of endpoints) and
+    `known_hosts` (hosts with their limits and requests in flight) are shared with the worker's other lanes. The registry that
+    `start` gets has each change that is older than `registry_max_age_s`. Guarantee: each lease that is not given up ends in one
+    report. `start`, `finish_task` or `drain` returns the report, with or after the results of all attempts of the lease. There
+    is no report if the process ends, or if an unforeseen error ends the lease: the lease then expires.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class RetryLane:
     async def _look_up(
         self, lease: retry_messages.Lease, registry: registries.Registry, ended: completed_work.CompletedKeys
     ) -> LeaseInFlight:
-        """Return the lease with its endpoint and subscriptions in the registry.
+        """Return the lease with the rows that the registry has for its endpoint, subscriptions and tenants.
 
         The entries of a lease that is given up end at once, and cannot wait for a newer registry. So rows that a cached answer
         lacks are looked up again for such a lease.
@@ -210,7 +210,7 @@ class RetryLane:
         self._book.end(lease)
 
     async def _deliver(self, lease: LeaseInFlight) -> None:
-        """Deliver a lease to its end."""
+        """Triage a lease, attempt its entries, and record its end. After an unforeseen error the lease expires instead."""
         weight = self._memory.reserve(lease.message)
         try:
             lease.begin(self._now_ms())

@@ -99,7 +99,8 @@ class Worker:
         """Return a real-time lane for a long task.
 
         `registry` is called in the event loop each time a slice begins. `suppressed` is read in the loop for each delivery, and
-        may be changed there. Deliveries in `ended` are left out. `next_offsets` has the known offsets at which the task begins.
+        may be changed there. Deliveries in `ended` are left out. `next_offsets` has, by topic and partition, the offset at
+        which the task begins to read, where it is known.
         """
 
         def begin() -> realtime_lane.Slice:
@@ -119,7 +120,8 @@ class Worker:
 
         Yield the segments, with the skips and rejections. The last Collected also has the offset receipts.
 
-        `shards` is the number of shards. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` do not wait.
+        `shards` is the number of the lane's shards. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` are
+        sent without a wait.
         Called in the task's thread, by one task at a time.
         """
         collector = self._thread.call(
@@ -177,9 +179,10 @@ class Worker:
     def drain_leases(self) -> retry_lane.LeaseResults | None:
         """Return the results so far of all leases that `retry` got, without waiting. None: there are none.
 
-        Called in the thread of a task of any lane. This process may get no task of the retry lane for long. A lease that is not
-        reported within `lease_timeout_s` expires and repeats. Each result is returned once, and the calling task must write its
-        rows and reports. The task must not defer these deliveries: the reports say which entries are requeued.
+        Called in the thread of a task of any lane, because this process may get no task of the retry lane for long. A lease
+        that is not reported within `lease_timeout_s` expires, and its entries are leased again. Each result is returned once,
+        so the calling task must write the results and reports to Kafka. It writes no deferrals of these deliveries: the reports
+        say which entries are requeued.
         """
         return self._leases.drain()
 

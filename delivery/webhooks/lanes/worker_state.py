@@ -23,7 +23,7 @@ from delivery.webhooks.scheduling import background_attempts, endpoint_clock, ho
 from delivery.webhooks.sending import sender
 
 MAX_PACES = 20_000
-"""Most endpoints whose pace is remembered. The least recently used are forgotten."""
+"""Most endpoints whose pace (token bucket) is remembered. The least recently used are forgotten."""
 MAX_RESPONSE_TIMES = 20_000
 """Most endpoints whose response time is remembered. The least recently used are forgotten."""
 MAX_BREAKERS = 20_000
@@ -73,7 +73,7 @@ class WorkerState:
             now_s=self.now_s,
             registry_max_age_s=plan.registry_max_age_s,
         )
-        """The leases in flight."""
+        """The retry lane of this process, with its leases in flight."""
         self.background_results = background_results.BackgroundResults(lambda: self.revision)
         """Writes results of background attempts, on a thread of its own. Used by any thread."""
         self.background = background_attempts.BackgroundAttempts(
@@ -116,13 +116,13 @@ class WorkerState:
 
     @property
     def revision(self) -> Revision:
-        """Return the newest revision of the registry that a task used in this process. 0: none has used one. For any thread."""
+        """Return the newest revision of the registry that a task used in this process; 0 if none has. Used by any thread."""
         if self._registry is not None:  # a task that Spark runs again may bring an older one
             self._newest = max(self._newest, self._registry.newest)
         return self._newest
 
     def registry_from(self, source: registries.RegistrySource) -> registries.Registry:
-        """Return the registry in `source`, made from the last registry where possible. Leases in flight follow it."""
+        """Return the registry of `source`: the last registry, updated, or a new one if that is impossible. Leases follow it."""
         return self.follow(source.registry(self._registry))
 
     def follow(self, registry: registries.Registry) -> registries.Registry:
@@ -141,8 +141,8 @@ class WorkerState:
     def complete(self, results: Results) -> Results:
         """Add the worker's own state to results from the end of a task or slice, and return these results. Called in the loop.
 
-        The state: accepting endpoints to report, seconds of own delay, requests that waited for hosts, difference of the
-        clocks. If our own network is broken, forget all circuit breakers.
+        The state: accepting endpoints to report, seconds of own delay, number of waits for hosts, and the difference between
+        this worker's and the driver's clock. If our own network is broken, forget all circuit breakers.
         """
         results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())
         results.own_delay_s = self._endpoint_clock.own_delay_s()

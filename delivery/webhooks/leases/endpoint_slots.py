@@ -29,7 +29,8 @@ class SharedLimits(NamedTuple):
     def wait_s(self, now: float) -> float:
         """Return the seconds to wait before the next request, by the rate and the host's limits. 0: no wait.
 
-        If the request waits for the host and not for the rate, return RECHECK_S. `now` is in seconds of the clock of `pace`.
+        If the request waits for the host and not for the rate, return RECHECK_S, after which the caller asks again. `now` is in
+        seconds of the clock of `pace`.
         """
         return host_limits.RECHECK_S if self.full_host(now) is not None else self._rate_wait_s(now)
 
@@ -56,8 +57,8 @@ class SharedLimits(NamedTuple):
 class EndpointSlots:
     """Keep, for each endpoint of a worker, the limits that its leases share.
 
-    `bounds` has the worker's limits. The worker's other lanes use the same `paces` (rates of endpoints) and `known_hosts`
-    (limits of hosts).
+    `bounds` has the worker's limits. `paces` has the token buckets of endpoints with a rate limit. `known_hosts` has the hosts
+    to which the worker sends, with their limits and requests in flight. The worker's other lanes use both too.
     """
 
     def __init__(self, bounds: limits.Limits, paces: limits.Paces, known_hosts: host_limits.Hosts) -> None:
@@ -74,7 +75,10 @@ class EndpointSlots:
         self._bounds = bounds
 
     def limits_of(self, endpoint: Endpoint) -> SharedLimits:
-        """Return the limits of an endpoint. Leases in flight together share a semaphore while the limit is unchanged."""
+        """Return the limits of an endpoint, for a lease that begins.
+
+        Leases that are in flight at the same time share a semaphore if they began with the same `max_in_flight`.
+        """
         most = self._bounds.in_flight_to(endpoint)
         key = (endpoint.endpoint_id, most)
         slots = self._slots.get(key)

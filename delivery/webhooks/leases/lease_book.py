@@ -30,7 +30,7 @@ class LeaseBook:
         self._newest: dict[_FifoId, _Delivery] = {}
         """By FIFO: its newest lease, until `forget` is called for this lease."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """All asyncio tasks that deliver a lease, also an expired lease."""
+        """All asyncio tasks that deliver a lease now, also those of expired leases."""
         self._awaited: set[asyncio.Task[None]] = set()
         """The asyncio tasks for which the current Spark task waits."""
         self._ended: list[LeaseInFlight] = []
@@ -88,7 +88,7 @@ class LeaseBook:
         return ended
 
     async def wait(self, wait_s: float) -> bool:
-        """Wait at most `wait_s` for the awaited leases; return True if all have ended."""
+        """Wait at most `wait_s` for the leases that the current Spark task awaits; return True if all have ended."""
         return not self._awaited or not (await asyncio.wait(self._awaited, timeout=wait_s))[1]
 
     async def wait_for_any(self, wait_s: float) -> bool:

@@ -7,7 +7,7 @@ entries, and `lease_runner` attempts the waiting entries.
            ├─► endpoint paused, disabled or quarantined, or registry behind: requeued
            └─► waiting ─┬─► prepare ─┬─► record_attempt ─┬─► ended
                         │            │                   └─► requeued, by the endpoint's schedule
-                        │            └─► skipped by now, or no body can be built: ended
+                        │            └─► skipped since the triage, or no body can be built: ended
                         └─► no time left, stopped, or endpoint changed: requeued by finish
 """
 
@@ -75,7 +75,7 @@ class LeaseInFlight:
         """The tenants of all events of the lease."""
         self._ended = ended
         self.until = until
-        """When the last attempt may begin, in seconds of the caller's clock."""
+        """Latest time at which an attempt may begin, in seconds of the caller's clock."""
         self.waiting: collections.deque[int] = collections.deque()
         """Places of the entries that are still to be attempted."""
         self.report = LeaseReport(lease, view.destination)
@@ -139,9 +139,9 @@ class LeaseInFlight:
         self.until = float("-inf")
 
     def follow(self, rows: registries.Destination | None, revision: Revision) -> None:
-        """Prepare for the next attempt by the rows that the worker's registry has now, at `revision`.
+        """Let the lease use `rows`, which the worker's registry has now at `revision`, for its next attempts.
 
-        1. The registry is older than the lease, as in a task that Spark runs again: nothing changes.
+        1. `revision` is older than the revision at which the lease began, as in a task that Spark runs again: nothing changes.
         2. The endpoint was changed or deleted, or has to be looked up again (`rows` None): the lease stops. The next lease of
            its remaining entries gets the new row.
         3. Otherwise `prepare` uses the subscriptions and the deleted tenants of `rows`.

@@ -56,9 +56,9 @@ class LeaseReport:
         return bool(self._accepted.outcomes or self._accepted.batches)
 
     def move_accepted(self, into: Results) -> None:
-        """Move the deliveries and batches that endpoints accepted to `into`.
+        """Move the deliveries and batches that the endpoint accepted so far to `into`.
 
-        A batch stays in `results` if the response rejected one of its events.
+        A batch of which the response rejected an event is not moved: it leaves with the report, in `results`.
         """
         into.outcomes += self._accepted.outcomes
         into.batches += self._accepted.batches
@@ -87,10 +87,10 @@ class LeaseReport:
         self._delivered += 1
 
     def unattempted(self, entry: retry_messages.RetryEntry, places: Sequence[int], reason: SkipReason | None) -> Outcome[Any]:
-        """Return the outcome of events of an entry that end without an attempt. Nothing is recorded.
+        """Return the outcome of the events at `places` of an entry, which end without an attempt. Nothing is recorded.
 
-        1. `reason` is a SkipReason: the events at `places` are skipped for it.
-        2. `reason` is None: these events are dead letters, for the reason for which the lease is given up.
+        1. `reason` is a SkipReason: the events are skipped for it.
+        2. `reason` is None: the events are dead letters, for the reason for which the lease is given up.
 
         Raise msgspec.MsgspecError or UnicodeDecodeError if an event is unreadable.
         """
@@ -119,7 +119,7 @@ class LeaseReport:
             self.record(entry, outcome)
 
     def record(self, entry: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
-        """Record the outcome of an entry in this lease, with the entry's replay. The request body is dropped."""
+        """Record the outcome of an entry in this lease, with the entry's `replay` (id or None). The request body is dropped."""
         outcome = outcome._replace(replay=entry.replay)
         is_accepted = outcome.kind is OutcomeKind.DELIVERED
         if isinstance(outcome.delivery, BatchDelivery):

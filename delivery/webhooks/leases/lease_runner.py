@@ -1,6 +1,7 @@
 """Attempt the waiting entries of leases, within the limits of the worker, the endpoint and its host.
 
-Each entry of a lease is attempted at most once, so the dispatcher's quick retries and timeouts do not apply.
+Each entry of a lease is attempted at most once. The quick retries, the response deadline and the queue timeout of the fast
+lanes' dispatcher do not apply to leases.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class LeaseSender(Protocol):
 class LeaseRunner:
     """Attempt the retry entries of all leases of one worker. Not thread-safe.
 
-    `clock` is monotonic, in seconds; `now_ms` returns milliseconds since the epoch.
+    `clock` is monotonic, in seconds; `now_ms` returns milliseconds since the epoch. `paces` (token buckets of endpoints) and
+    `known_hosts` (hosts with their limits and requests in flight) are shared with the worker's other lanes.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class LeaseRunner:
         """The registry that leases in flight follow. None: they keep the rows with which they began."""
 
     def set_bounds(self, bounds: limits.Limits) -> None:
-        """Replace the limits of endpoints by this worker's share of `bounds`. `max_in_flight` is not replaced.
+        """Replace the limits of endpoints by this worker's share of `bounds`. The limit over all endpoints stays.
 
         A lease in flight keeps the endpoint's limits with which it began.
         """
@@ -67,14 +69,14 @@ class LeaseRunner:
         return most
 
     def stop(self) -> None:
-        """End all waits for a rate or a host, and let later calls of `attempt_all` begin none. The caller stops the leases."""
+        """End all waits for a rate or a host, and let later calls of `attempt_all` do nothing. The caller stops the leases."""
         self._stopping.set()
 
     async def attempt_all(self, lease: LeaseInFlight) -> None:
         """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
 
-        Entries that cannot begin by `lease.until`, or before a change of the endpoint, stay in `lease.waiting`. After `stop`,
-        attempt none: each wait for a rate would end at once, and the lease would busy-wait until its end.
+        Entries whose attempt cannot begin by `lease.until`, or before a change of the endpoint, stay in `lease.waiting`. After
+        `stop`, all entries stay there: each wait for a rate would end at once, and the lease would busy-wait until its end.
         """
         if self._stopping.is_set():
             return

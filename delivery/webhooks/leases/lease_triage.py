@@ -102,7 +102,7 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
        the entry: the entry is requeued.
     3. The registry lacks the endpoint, the subscription or the tenant of some events: they were deleted, so the events are
        skipped. Events of a paused or quarantined subscription are skipped too. The entry ends if it has no other events.
-    4. The endpoint accepted all other events of the entry already (`ended`): they are delivered.
+    4. The endpoint accepted all other events of the entry already (`ended`): they count as delivered, and are not sent.
     5. Otherwise the other events are attempted.
 
     If the lease is given up (`Lease.given_up`), its entries cannot wait. In case 2 all events of the entry become dead letters.

@@ -99,7 +99,8 @@ def next_attempt(
 
     1. An endpoint without a schedule: the delivery is given up.
     2. A fault of ours: LOCAL_WAIT_S. A 410: LOCAL_WAIT_S, because the endpoint will be disabled. No wait is used up.
-    3. No wait is used up yet, and people have to repair the failure: the second wait of the schedule, if it has two.
+    3. No wait is used up yet, and people have to repair the failure (_MENDED_BY_PEOPLE): the second wait of the schedule, if it
+       has at least two.
     4. Otherwise the next wait of the schedule. After the last wait the delivery is given up.
     5. Each wait is randomised to both sides, and never ends before `retry_after_s`. If it ends after `expires_ms`, the delivery
        is given up now.

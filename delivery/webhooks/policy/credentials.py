@@ -66,14 +66,14 @@ _PATTERNS = (
 The groups of a match are the credentials. Repetitions are possessive or bounded, or no part after them can fail, so that no
 body takes quadratic time. No group is possessive: Python before 3.11.5 continues at a wrong place after one (gh-106052)."""
 MAX_WORDS = 32
-"""Most words of `_PATTERNS` that a text may contain. A text with more such words counts as one credential. An ordinary error
+"""Most occurrences of words of `_PATTERNS` in a text. A text with more occurrences counts as one credential. An ordinary error
 page of 1 KiB has fewer than ten. Each word takes up to 2 µs."""
 
 
 def places(lower: str) -> list[tuple[int, int]]:
     """Return the places of credentials in a text in lower case, each as start and end; they may overlap.
 
-    A text with more than MAX_WORDS words of `_PATTERNS` is one place as a whole.
+    A text with more than MAX_WORDS occurrences of words of `_PATTERNS` is one place as a whole.
     """
     found: list[tuple[int, int]] = []
     left = MAX_WORDS

@@ -22,8 +22,8 @@ ALLOWED = frozenset({
 MAX_VALUE_BYTES = 128
 """Most bytes of one value. The rest is cut off."""
 MAX_BYTES = 1024
-"""Most characters of all names and values of one attempt. The first header that exceeds MAX_BYTES, and all later headers, are
-left out."""
+"""Most characters of all names and values of one attempt. The first header with which the sum exceeds MAX_BYTES, and all later
+headers, are left out."""
 REDACTED = "***"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CREDENTIAL = re.compile(
@@ -55,12 +55,18 @@ def attach(attempt: Attempt, headers: Mapping[str, str], body: str = "") -> Atte
 
 
 def of(attempt: Attempt) -> dict[str, str]:
-    """Return the headers that `attach` gave to an attempt. Empty: it has none, or is an attempt of an earlier lane or lease."""
+    """Return the headers that `attach` gave to an attempt.
+
+    Empty: it has none, or the attempt is of an earlier lane or lease, and was restored without them.
+    """
     return dict(getattr(attempt, "headers", ()))
 
 
 def body_of(attempt: Attempt) -> str:
-    """Return the body that `attach` gave to an attempt. Empty: it has none, or is an attempt of an earlier lane or lease."""
+    """Return the body that `attach` gave to an attempt.
+
+    Empty: it has none, or the attempt is of an earlier lane or lease, and was restored without it.
+    """
     return getattr(attempt, "body", "")
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 EVENT = "delivery.attempted"
 BATCH_EVENT = "batch.attempted"
 FAILURES_PER_S = 10.0
-"""Log lines a second, in one worker process, for failed attempts that the sample left out. Also the most lines at once."""
+"""Most log lines a second, and most at once, in one worker process, for failed attempts that the sample left out."""
 
 
 class AttemptLog:

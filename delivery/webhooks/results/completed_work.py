@@ -131,7 +131,7 @@ class FastLaneLog(CompletedWorkLog):
     """The completed work of the direct, the batch or the real-time lane."""
 
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
-        """Return, by topic, the function that adds the work of a record: dead letters, retry entries, accepted attempts."""
+        """Return, by topic, the function that adds the keys of a record's dead letter, retry entries or accepted attempts."""
         return {
             topics.dead_letters: self._dead_letter,
             topics.retries: self._deferred,
@@ -156,7 +156,7 @@ class RetryLaneLog(CompletedWorkLog):
     """The completed work of the retry lane: reported leases, and accepted attempts of all lanes."""
 
     def readers(self, topics: topic_rows.Topics) -> Mapping[str, Callable[[bytes], None]]:
-        """Return the readers of reports and accepted attempts, each by its topic."""
+        """Return, by topic, the function that adds the keys of a record's lease report or accepted attempts."""
         return {topics.retries: self._reported, topics.attempts: self._accepted}
 
     def _reported(self, value: bytes) -> None:

@@ -34,14 +34,15 @@ class Counters:
     rejected: Counter[str] = field(default_factory=Counter)
     """Rejected records, by reason."""
     batches: Counter[str] = field(default_factory=Counter)
-    """Batches with an attempt in the task, by LeaveReason."""
+    """Batches with an attempt in the task, by the reason for which they were sent (LeaveReason)."""
     attempts: Counter[str] = field(default_factory=Counter)
     """Attempts, by error class. NONE in place of an error class: accepted."""
     retries: int = 0
     """Attempts that were not the first of their delivery."""
     latencies: Counter[float] = field(default_factory=Counter)
-    """Accepted deliveries, by the upper bound of the time from Kafka's append to the response."""
+    """Accepted deliveries, by the bucket (LATENCY_BUCKETS_S) of their latency: the time from Kafka's append to the response."""
     latency_sum_s: float = 0.0
+    """Sum of these latencies, in seconds."""
     most_in_flight: int = 0
     """Most requests in flight at the same time from one lane in one worker process. `a + b` has the larger number."""
     reach: outage_detection.Reachability = outage_detection.NOTHING_ASKED
@@ -51,7 +52,7 @@ class Counters:
     waited_for_hosts: int = 0
     """Waits of requests for the limits of their host (`delivery.webhooks.scheduling.host_limits`)."""
     clock_ahead_s: float = 0.0
-    """Seconds by which a worker's clock is ahead of the driver's; negative: behind. `a + b` has the larger difference."""
+    """Seconds by which a worker's clock is ahead of the driver's; negative: behind. `a + b` has the value further from 0."""
     own_delay_s: float = 0.0
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
     reused_ids: int = 0

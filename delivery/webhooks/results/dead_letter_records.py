@@ -21,8 +21,8 @@ from delivery.webhooks.results.log_entries import Due
 from delivery.webhooks.state.json_decoding import JsonDecoder
 
 MAX_BYTES = 1_040_000
-"""Most bytes of a dead letter. `bounded` leaves out attempts of a larger one. By default a topic of Kafka takes records of
-1 MiB, key and frame included."""
+"""Most bytes of a dead letter. `bounded` leaves out the oldest attempts of a larger dead letter. By default a topic of Kafka
+takes records of 1 MiB, including the key and Kafka's own overhead."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -54,8 +54,8 @@ class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     response: str = ""
     """Beginning of the response's body, 1 KiB at most, as text. Bytes that are not UTF-8 are replaced."""
     response_headers: dict[str, str] | UnsetType = UNSET
-    """Harmless headers of the response to a failed attempt, by name. Left out where there are none, and for attempts of
-    earlier lanes and leases, whose headers are in the attempts topic. Since 2026-11-25."""
+    """Headers of the response to a failed attempt, by name, from a fixed list without credentials. Left out where there are
+    none, and for attempts of earlier lanes and leases, whose headers are in the attempts topic. Since 2026-11-25."""
 
     def attempted(self) -> Attempt:
         """Return the attempt as a `delivery.model.Attempt`, without its response headers."""

@@ -86,11 +86,11 @@ class AttemptEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="attemp
     retry_after_s: float | None = None
     """Wait that the response to a failed attempt asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response_headers: dict[str, str] | UnsetType = UNSET
-    """Harmless headers of the response, by name: of a failed attempt, or by `delivery.logged_responses` of each. Left out where
-    there are none. Since 2026-11-25."""
+    """Headers of the response, by name, from a fixed list without credentials. Kept for failed attempts, and with
+    `delivery.logged_responses = "all"` for accepted attempts too. Left out where there are none. Since 2026-11-25."""
     response: str | UnsetType = UNSET
-    """Beginning of the response's body, at most `delivery.logged_response_bytes`, with `***` for credentials: of a failed
-    attempt, or by `delivery.logged_responses` of each. Left out where there is none. Since 2026-11-25."""
+    """Beginning of the response's body, at most `delivery.logged_response_bytes`, with `***` in place of credentials. Kept for
+    the same attempts as `response_headers`. Left out where there is none. Since 2026-11-25."""
 
 
 class SkippedEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="skipped"):
@@ -143,7 +143,7 @@ class BatchEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field=
     offsets: Offsets
     """Offsets of the events, by subscription, topic and partition."""
     rejected: Offsets = {}
-    """Offsets of the events that the response rejected, in the same form. Each has a dead letter. Since 2026-11-21."""
+    """Offsets of the events that the response rejected, in the form of `offsets`. Each has a dead letter. Since 2026-11-21."""
     replay: str | UnsetType | None = UNSET
     """Replay that asked for the batch. Left out where the batch was due. Since 2026-11-21."""
 
@@ -180,11 +180,11 @@ class BatchAttemptEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="ba
     retry_after_s: float | None = None
     """Wait that the response to a failed attempt asked for, up to a cap. Null: it asked for none. Since 2026-11-21."""
     response_headers: dict[str, str] | UnsetType = UNSET
-    """Harmless headers of the response, by name: of a failed attempt, or by `delivery.logged_responses` of each. Left out where
-    there are none. Since 2026-11-25."""
+    """Headers of the response, by name, from a fixed list without credentials. Kept for failed attempts, and with
+    `delivery.logged_responses = "all"` for accepted attempts too. Left out where there are none. Since 2026-11-25."""
     response: str | UnsetType = UNSET
-    """Beginning of the response's body, at most `delivery.logged_response_bytes`, with `***` for credentials: of a failed
-    attempt, or by `delivery.logged_responses` of each. Left out where there is none. Since 2026-11-25."""
+    """Beginning of the response's body, at most `delivery.logged_response_bytes`, with `***` in place of credentials. Kept for
+    the same attempts as `response_headers`. Left out where there is none. Since 2026-11-25."""
 
 
 class BatchSkippedEntry(BatchEntry, frozen=True, kw_only=True, gc=False, tag="batch_skipped"):

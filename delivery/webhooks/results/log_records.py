@@ -1,10 +1,11 @@
 """The records of the attempts topic, the delivery log. Only this module writes and reads their bytes.
 
 A record is JSON. Its `kind` names its type: a LogRecord with the entries of one endpoint, or an OffsetReceipt. Entries have a
-`kind` as well. Three rules keep records readable by every version:
+`kind` as well. Three rules keep records readable by every version of the platform:
 
-1. A field without a default is in the records of every version.
-2. A field with a default is always written. A record of an older version, without the field, means the default.
+1. Every version of the platform writes each field that has no default.
+2. Versions that know a field with a default always write it. If an older version wrote the record without the field, the
+   default holds.
 3. A field that may be UNSET is left out when it has no value.
 
 A record has its fields in the order of this module. `entries` stays the last field of a LogRecord, because `encode_log` appends
@@ -55,11 +56,11 @@ class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     last_offset: int
     """Last offset of the run."""
     records: int
-    """Records of the run."""
+    """Number of records in the run."""
     rejected: int
-    """Records of the run that were rejected."""
+    """Number of records in the run that the lane rejected."""
     due: int
-    """Number of deliveries in this mode that were due by the records of the run, whatever their outcome."""
+    """Number of deliveries in the mode `lane` that were due by the records of the run, whatever their outcome."""
     unconfirmed: bool | UnsetType = UNSET
     """True if Kafka may have lacked results of the run when the lane wrote the receipt. The direct and the batch lane set it,
     because they write results and receipts together. Since 2026-11-26."""

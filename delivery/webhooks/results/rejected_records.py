@@ -1,7 +1,7 @@
 """The records of the topic for rejected records. Only this module writes and reads their bytes.
 
-The topic is the operator's. Every version of the platform writes all fields. Readers ignore fields that they do not know,
-because a later version may add some.
+The topic is the operator's. Every version of the platform so far writes all fields of RejectedRecord. A later version may add
+fields, so readers ignore fields that they do not know.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from delivery.webhooks.state.json_decoding import JsonDecoder
 class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A record that a lane rejected and delivers to nobody, or an unreadable event of a retry entry that was given up.
 
-    The key in the rejected topic is the value of `topic`. An event of a retry entry has topic `(retry lane)`, partition -1 and
-    offset -1.
+    The key of the Kafka record is the value of the field `topic`. An event of a retry entry has topic `(retry lane)`,
+    partition -1 and offset -1.
     """
 
     reason: str

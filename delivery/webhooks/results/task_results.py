@@ -37,7 +37,7 @@ class Results:
     gone: frozenset[EndpointId] = frozenset()
     """Endpoints that responded with 410 Gone."""
     unresponsive: frozenset[EndpointId] = frozenset()
-    """Endpoints that sent this worker no response for `response_deadline_s`. Each such silence is reported once."""
+    """Endpoints that sent this worker no response for `Limits.response_deadline_s`. Each such silence is reported once."""
     accepting: Sequence[Endpoint] = ()
     """Endpoints that accepted a request, to be reported to the retry lane (`retries.health_hints`)."""
     waited_for_hosts: int = 0

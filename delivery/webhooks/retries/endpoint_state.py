@@ -23,8 +23,8 @@ LEASED_POLL_MS = 1000
 COMPLETED_KEPT_MS = 660_000
 """Milliseconds for which the completion of a background attempt is kept while its retry entry has not arrived. A worker may
 wait for Kafka up to `delivery.timeout.ms` (sink.DELIVERY_TIMEOUT_MS: 600 s) before it writes the entry. Meanwhile another
-thread may write the completion, if only other partitions are away. The rest, a minute, is for a busy retry lane. A completion
-takes 27 bytes, less than the entry of the same attempt would take."""
+thread may write the completion, if only other partitions of Kafka are unavailable. The rest, a minute, is for a busy retry
+lane. A completion takes 27 bytes, less than the entry of the same attempt would take."""
 
 
 class EndpointState(msgspec.Struct, array_like=True):
@@ -189,8 +189,8 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
 def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
     """Return the state of an endpoint from its index entry. `entry` None: the index has no entry; return a new state.
 
-    The window of an endpoint without retry entries keeps only the times of the first and the last failure after
-    `known_until_ms`.
+    If the endpoint has no retry entries, its window is reset once `known_until_ms` has passed. The reset keeps only the times
+    of the first and the last failure (Window.without_report).
     """
     if entry is None:
         return EndpointState()

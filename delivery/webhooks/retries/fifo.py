@@ -68,8 +68,8 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         """Mark a lease that has no report yet, or end it if it has expired. Return True if the FIFO changed.
 
         Called after the reports of a decision are applied. The lease expires when the shard has read all records that were
-        written until `lease_timeout_s` after the mark. Until then the report may be unread. A worker writes it to the end of
-        the topic. A shard that is `behind_ms` behind has not read the records written after `now_ms - behind_ms`.
+        written until `lease_timeout_s` after the mark. Until then the shard may not have read the report, which the worker
+        appends to the topic. A shard that is `behind_ms` behind has not read the records written after `now_ms - behind_ms`.
         """
         if self.leased and not self.unreported_since_ms:
             self.unreported_since_ms = now_ms
@@ -80,7 +80,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         return False
 
     def remove_leased(self, store: segment_store.SegmentStore) -> list[RetryEntry]:
-        """Remove and return the leased entries."""
+        """Remove and return the leased entries, and end the lease."""
         entries = list(itertools.islice(self._entries(store), self.leased))
         store.remove_first(self.slices, self.leased)
         self.leased = 0

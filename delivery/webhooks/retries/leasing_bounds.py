@@ -10,14 +10,14 @@ from delivery.webhooks.state import segment_store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasingBounds:
-    """The bounds of one decision. `fifo`, `timer_wheel` and `resends` give the reasons for theirs."""
+    """The bounds of one decision. The modules `fifo`, `timer_wheel` and `resends` give the reasons for their bounds."""
 
     max_leased_bytes: int = 64 * 1024 * 1024
     """Maximum of bytes of entries (RetryEntry.written_bytes) that one decision leases or gives up as expired. The last lease
-    may exceed it. The leases of a decision are in memory together. Entries beyond it stay due, and the next decision comes at
-    once."""
+    may exceed this bound. The leases of a decision are in memory together. Entries beyond the bound stay due, and the next
+    decision comes at once."""
     max_lease_bytes: int = fifo.MAX_LEASE_BYTES
-    """Maximum of bytes of one lease of a FIFO. One entry may exceed it."""
+    """Maximum of bytes of one lease of a FIFO. A single larger entry is leased alone."""
     max_due_bytes: int = timer_wheel.MAX_DUE_BYTES
     """Maximum of bytes that one decision takes out of the timer wheel's buckets."""
     max_searched_bytes: int = resends.MAX_SEARCHED_BYTES

@@ -26,7 +26,7 @@ from delivery.webhooks.state import versioning
 VERSION = 1
 NO_REVISION = Revision(0)
 LAG_CHECK_MS = 60_000
-"""Most milliseconds for which an entry waits for an unread completion. Then the shard looks at its present lag again."""
+"""Most milliseconds for which a due entry waits for a completion that may be unread, before the shard checks its lag again."""
 MAX_HISTORY = 10
 """Number of a delivery's last attempts that its retry entry keeps for the dead letter."""
 
@@ -69,7 +69,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Return the bytes of the events. Bounds of memory use `written_bytes`, as an attempt history may have more bytes."""
+        """Return the bytes of the events. To bound memory, take `written_bytes`: an attempt history may have more bytes."""
         return sum(map(len, self.packed))
 
     @property
@@ -188,8 +188,8 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report"):
     """The result of a lease, which a worker sends to the lease's shard.
 
-    If `blocked` is set, no entry was attempted, and all entries of the lease stay. Otherwise an entry that is not in `requeued`
-    has ended.
+    If `blocked` is set, no entry was attempted, and all entries of the lease stay in their FIFO. Otherwise an entry that is not
+    in `requeued` has ended.
     """
 
     endpoint_id: EndpointId
@@ -201,9 +201,9 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     lease: int
     """Number of the lease, by which its shard finds it."""
     delivered: int
-    """Entries that the endpoint accepted."""
+    """Number of entries that the endpoint accepted."""
     failed: int
-    """Attempts whose failure shows that the endpoint is unhealthy."""
+    """Number of attempts whose failure shows that the endpoint is unhealthy."""
     blocked: str | None
     """Why no entry was attempted, such as `endpoint_paused`: a word of `window.BLOCKED`. Null: the endpoint is not blocked."""
     retry_after_s: float | None
@@ -211,7 +211,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     requeued: list[Requeue]
     """The entries that wait for a further attempt."""
     refused: int = 0
-    """Responses that accepted nothing, but show a healthy endpoint, such as most 4xx. Since 2026-11-21."""
+    """Number of responses that accepted nothing, but show a healthy endpoint, such as most 4xx. Since 2026-11-21."""
     entries: int = 0
     """Number of entries in the lease. A micro-batch that runs again with other settings may give the number of one lease to
     another lease. The number of entries tells them apart. 0: unknown. Since 2026-11-22."""
@@ -244,8 +244,8 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     number: int
     """Number of the lease in its shard, which its report names. 0: no report is expected, because `given_up` is set."""
     given_up: str | None
-    """None: the entries are attempted. NO_ROOM or EXPIRED of `retry_reasons`: they become dead letters for this reason, without
-    an attempt. SkipReason.BROUGHT_FORWARD: they are skipped for this reason."""
+    """None: the entries are attempted. NO_ROOM or EXPIRED of `retry_reasons`: the entries become dead letters for this reason,
+    without an attempt. SkipReason.BROUGHT_FORWARD: the entries are skipped for this reason."""
     entries: list[RetryEntry]
     is_probe: bool = False
     """True if the endpoint's last report had only failures, or if the endpoint has not recovered from a back-off
@@ -363,7 +363,7 @@ def encoded(message: Postponed | Report | Lease) -> bytes:
 def message(written: bytes) -> Postponed | Report:
     """Return the message in a record of the retries topic.
 
-    Raise StateUnreadable if another version wrote it, and msgspec.MsgspecError if it is no message.
+    Raise StateUnreadable if the record has another format version than VERSION, and msgspec.MsgspecError if it is no message.
     """
     return _messages.decode(versioning.read(written, VERSION, "a record of the retries topic"))
 
@@ -371,6 +371,6 @@ def message(written: bytes) -> Postponed | Report:
 def lease(written: bytes) -> Lease:
     """Return the lease in the bytes that a shard wrote for a worker.
 
-    Raise StateUnreadable if another version wrote them, and msgspec.MsgspecError if they are no lease.
+    Raise StateUnreadable if they have another format version than VERSION, and msgspec.MsgspecError if they are no lease.
     """
     return _leases.decode(versioning.read(written, VERSION, "a lease of the retry lane"))

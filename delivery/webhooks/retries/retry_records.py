@@ -1,8 +1,8 @@
 """Write and read the records of the retries topic, with padding. Only this module writes padding.
 
-Spark bounds a micro-batch in records. One record may be a report of 100 bytes, another a batch of 10 MiB. So each record is
-followed by padding: a record without a value for every full PADDED_BYTES of the value. Then a bound in records bounds the bytes
-too.
+Spark can bound the number of records in a micro-batch, but not their bytes. One record may be a report of 100 bytes, another a
+batch of 10 MiB. So each record is followed by padding: a record without a value for every full PADDED_BYTES of the value. Then
+a bound in records bounds the bytes too.
 """
 
 from __future__ import annotations

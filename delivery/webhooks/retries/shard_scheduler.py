@@ -101,9 +101,9 @@ def decide(
     """Decide once for a shard: return the leases and the changes of its state. `index` is changed in place.
 
     Called in each micro-batch. `messages` are those of the shard's records in the retries topic, in the topic's order. `read`
-    returns the segment with a number. Messages that were written after `now_ms - behind_ms` may be unread. A second run
-    with the same arguments makes the same decision. No entry is leased before it is due. Raise StateUnreadable or
-    msgspec.MsgspecError if a segment is unreadable.
+    returns the segment with a number. Messages that were written after `now_ms - behind_ms` may be unread. `look_ahead_ms` is
+    only for `backlog_of`: no entry is leased before it is due. A second run with the same arguments makes the same decision.
+    Raise StateUnreadable or msgspec.MsgspecError if a segment is unreadable.
     """
     decision = LeaseDecision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
     return _Scheduler(decision, read, now_ms, behind_ms, bounds).decide(list(messages))
@@ -113,7 +113,7 @@ def backlog_of(decision: LeaseDecision, now_ms: int) -> backlog.ShardBacklog:
     """Return the backlog of a shard after a decision, with the shard's suppressed endpoints, for the driver.
 
     `failing` has the endpoints that this decision, made at `now_ms`, found failing. The driver wakes the lane `look_ahead_ms`
-    before `due_ms`. So `due_ms` is `look_ahead_ms` after the due time of the first entry.
+    before `due_ms`. So `due_ms` is `look_ahead_ms` after the time at which the shard next needs a decision.
     """
     events = size = 0
     suppressed, failing = set(), set()
@@ -158,7 +158,7 @@ class _Scheduler:
         """The endpoints whose state is decoded in this decision, by key."""
 
     def decide(self, messages: list[Message]) -> LeaseDecision:
-        """Apply what arrived and what is due, give up expired entries, then lease, and return the decision."""
+        """Apply messages and due entries, give up expired entries, then lease entries, and return the decision."""
         self._open_due()
         self._apply_settled(messages)  # before the timer wheel: an attempt may complete just when its entry is due
         self._wake_due()
@@ -247,7 +247,7 @@ class _Scheduler:
         self._give_up(key, None, excess, retry_reasons.NO_ROOM)
 
     def _apply_resends(self, messages: list[retry_messages.Postponed]) -> None:
-        """Bring forward the next attempt of each resent delivery that waits in this shard. Admit the other resends.
+        """Bring forward the next attempt of each resent delivery that waits in this shard. Admit resends of other deliveries.
 
         Called after all other messages, because a report may have put the delivery back just now.
         1. The delivery's entry waits in the timer wheel: it moves to the end of its FIFO.
@@ -338,7 +338,7 @@ class _Scheduler:
                 self._give_up(key, order_key, expired, retry_reasons.EXPIRED)
 
     def _lease(self) -> None:
-        """Lease the retry entries that may be attempted now to workers, within each endpoint's free slots.
+        """Lease to workers the retry entries that may be attempted now, within each endpoint's free slots.
 
         FIFOs take turns: the FIFO that was leased least recently comes first.
         """
@@ -357,7 +357,7 @@ class _Scheduler:
                 slots[key] -= min(leased, 1) if is_ordered else leased
 
     def _lease_first(self, key: str, order_key: str | None, most: int) -> int:
-        """Lease the first due entries of a FIFO: at most `most`, and `max_lease_bytes`. Return the number of entries."""
+        """Lease the first due entries of a FIFO, at most `most` and at most `max_lease_bytes`. Return the number of entries."""
         endpoint = self._open[key]
         line = endpoint.fifos[order_key]
         entries = line.ready(self._store, most, self._now_ms, max_bytes=self._bounds.max_lease_bytes)

@@ -51,7 +51,7 @@ class Bucket(msgspec.Struct, array_like=True, gc=False):
 
 
 Buckets = dict[int, Bucket]
-"""Buckets by the time at which they begin, in ms. The low bits of the time have the log2 of the width."""
+"""Buckets by key. The key is the time at which the bucket begins, in ms, plus the log2 of the bucket's width in ms."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(TimerEntry)

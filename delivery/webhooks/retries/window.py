@@ -24,16 +24,16 @@ instead. Until then the endpoint is suppressed."""
 NEVER_MS = 2**62
 """A time that never comes, in ms since the epoch."""
 KNOWLEDGE_MS = 60_000
-"""Milliseconds for which a report, or a back-off by a deferral, is current: after the report arrived, or after the end of the
-back-off. Meanwhile reasons from other lanes cause no back-off, because they may be older than a recovery. The window of an
-endpoint without entries is kept at least as long."""
+"""Milliseconds after a report, or after the end of a back-off, in which deferrals by other lanes cause no back-off: their
+reasons may be older than a recovery. `Window.known_until_ms` is the end of this time. The window of an endpoint without entries
+is kept at least as long."""
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
 """Reasons for which no lane sends requests to an endpoint. Such a reason says nothing about the endpoint's health."""
 BACKOFF_REASONS = frozenset({retry_reasons.CIRCUIT_OPEN, retry_reasons.LANE_DEADLINE, error_classes.GONE}) | BLOCKED
-"""Reasons for which the retry lane backs off from an endpoint when another lane defers a delivery. There is no back-off while a
-report or an earlier back-off is current (KNOWLEDGE_MS)."""
+"""Reasons for which the retry lane backs off from an endpoint when another lane defers a delivery. There is no such
+back-off before `Window.known_until_ms`."""
 NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts that the endpoint did not accept, whether it is healthy or not."""
 
@@ -45,11 +45,12 @@ lease timeout always counts as failing."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPolicy:
-    """The settings of the area `retry` that a shard of the retry lane needs."""
+    """The settings of the area `retry` that a shard of the retry lane needs, and its lease timeout."""
 
     probe_interval_s: float = 5.0
     max_probe_interval_s: float = 60.0
     max_lease_entries: int = 256
+    """Largest window, and most entries in one lease. Setting `max_turn`."""
     max_pending: int = 200_000
     """Maximum of events of one endpoint that may wait in the retry lane."""
     disable_after_s: float = 432_000.0
@@ -79,16 +80,17 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     failed_ms: int = 0
     """Time of the last failure in any lane."""
     known_until_ms: int = 0
-    """Time until which the last report, or the last back-off by a deferral, is current (KNOWLEDGE_MS)."""
+    """Time before which deferrals by other lanes cause no back-off (KNOWLEDGE_MS)."""
     has_only_failed: bool = False
-    """True if the last report that tells the endpoint's health had only failures."""
+    """True if the last report with an answer or a failure had only failures. False after a report that the endpoint is paused,
+    disabled or quarantined."""
 
     def apply_deferral(self, reason: str, policy: ShardPolicy, now_ms: int, since_ms: int) -> None:
         """Apply the reason for which another lane deferred a delivery at `since_ms`.
 
-        A failure in the other lane counts for disabling the endpoint, even while a report of the retry lane is current. A
-        paused, disabled or quarantined endpoint is not failing. A reason in BACKOFF_REASONS causes a back-off,
-        unless `known_until_ms` is in the future.
+        A failure in the other lane always counts for disabling the endpoint. A paused, disabled or quarantined endpoint is not
+        failing: `failing_since_ms` becomes None. A reason in BACKOFF_REASONS causes a back-off, unless `known_until_ms` is in
+        the future.
         """
         if reason in BLOCKED:
             self.failing_since_ms = None
@@ -112,7 +114,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def record_failure(self, policy: ShardPolicy, at_ms: int) -> None:
         """Record that the endpoint did not accept a request at `at_ms`, in any lane.
 
-        If the failure before is longer ago than MAX_SILENCE allows, the failing time starts again.
+        If the failure before is longer ago than MAX_SILENCE allows, `failing_since_ms` becomes `at_ms`.
         """
         if self.failing_since_ms is None or at_ms - self.failed_ms > _max_silence_ms(policy):
             self.failing_since_ms = self.failed_ms = at_ms
@@ -126,10 +128,10 @@ class Window(msgspec.Struct, array_like=True, gc=False):
            not stop the others.
         3. Failures and answers: the endpoint is unstable. The window halves, without a back-off.
         4. Only answers, including those that accept nothing: the endpoint is alive. The window doubles.
-        5. Neither, because of faults of the platform: the window stays as it is.
+        5. Neither, for example because of faults of the platform: the window stays as it is.
 
         In each case no request begins before the longest `Retry-After` has passed. Until KNOWLEDGE_MS after the report, or
-        after the end of a wait that it began, no deferral by another lane causes a back-off.
+        after the end of a wait that the report began, no deferral by another lane causes a back-off.
         If no entry was accepted, failures and refusals (4xx, redirects) count for disabling the endpoint.
         """
         if report.blocked is not None:
@@ -163,7 +165,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def is_degraded(self) -> bool:
-        """Return True if the last report had only failures, or if the endpoint has not recovered from a back-off."""
+        """Return True if `has_only_failed`, or if the endpoint has not recovered from a back-off."""
         return self.has_only_failed or not self.has_recovered
 
     def is_failing(self, policy: ShardPolicy, now_ms: int) -> bool:
@@ -181,7 +183,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def kept_until_ms(self, policy: ShardPolicy) -> int:
         """Return the time, in ms since the epoch, until which the window of an endpoint without retry entries is kept.
 
-        The window is kept until `known_until_ms`, and while another failure would continue the failing time.
+        The window is kept until `known_until_ms`, and as long as another failure would leave `failing_since_ms` as it is.
         """
         if self.failing_since_ms is None:
             return self.known_until_ms

@@ -52,8 +52,9 @@ class Rejection:
 
 @dataclass(slots=True, kw_only=True)
 class Receipt:
-    """An offset receipt: a run of offsets of one partition that a lane has handled, by `revision` of the registry or later.
+    """An offset receipt: a run of offsets of one partition that a lane has handled.
 
+    Each record of the run was routed by `revision` of the registry, or by a later revision.
     A task writes its receipts to the attempts topic, and `fanout reconcile` starts from them.
     """
 
@@ -66,6 +67,7 @@ class Receipt:
     records: int = 0
     rejected: int = 0
     due: int = 0
+    """Number of deliveries in the mode of `lane` that were due by the records of the run, whatever their outcome."""
     is_confirmed: bool = False
     """True if Kafka has confirmed all results of the run."""
 
@@ -74,8 +76,8 @@ class Intake(Generic[Prepared]):
     """Turn records into prepared deliveries, for one lane in one task, and count the records in offset receipts.
 
     `prepare` gets an event and its matches at endpoints of `mode`, and returns the prepared deliveries without side effects.
-    `prepare` is called only if there is a match. `seen` remembers the ids of due events for longer than the task. None: for
-    this intake only. `formats` decodes values by the schema registry. None: the job has no schema registry.
+    `prepare` is called only if there is a match. `seen` remembers the ids of due events across tasks. None: the ids are
+    remembered by this Intake only. `formats` decodes values by the schema registry. None: the job has no schema registry.
 
     With `pauses_partitions`, a record whose schema cannot be read now pauses its partition. This record and all later records
     of the partition are not accepted, and no receipt counts them. The lane reads them later (docs/adr/0043). Without

@@ -1,6 +1,6 @@
 """Look up the candidate subscriptions of an event in Postgres, and cache the answers.
 
-Runs in the executors. The caller passes a Reader, which queries Postgres. An answer is the result of one query.
+Runs in the executors. The caller passes a RegistryReader, which queries Postgres. An answer is the result of one query.
 
 An event needs two answers:
 1. The subscriptions to all tenants, by event type.
@@ -135,7 +135,7 @@ class LookupRegistry:
         return known._replace(deleted_tenants=await self._deleted(tenants, read_again=read_again))
 
     def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> registries.Destination | None:
-        """Return the cached answers for an endpoint and tenants. None: one has expired, or was dropped for other answers."""
+        """Return the cached answers for an endpoint and tenants. None: one has expired, or left the full cache for another."""
         known = self._destinations.get(endpoint_id)
         registered = {tenant: self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}
         if known is None or None in registered.values():

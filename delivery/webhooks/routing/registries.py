@@ -42,7 +42,7 @@ class EventRouter(Protocol):
 
 
 class Destination(NamedTuple):
-    """An endpoint and its subscriptions as they are registered now, which decide what stored events are still sent."""
+    """An endpoint and its subscriptions as they are registered now. They decide which stored events are still sent."""
 
     endpoint: Endpoint | None
     """None: the endpoint is not registered any more."""
@@ -134,7 +134,8 @@ class WholeRegistry:
     def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
         """Return the endpoint, the subscriptions of all endpoints, and the tenants among `tenants` that are not registered.
 
-        Later changes appear in the subscriptions. The platform's own tenant always counts as registered.
+        Later changes of the registry appear in the returned subscriptions, which are no copy. The platform's own tenant always
+        counts as registered.
         """
         router = self._router
         deleted = [tenant for tenant in tenants if router.tenant_status(tenant) is None and tenant != PLATFORM]

@@ -43,7 +43,7 @@ class BackgroundAttempts:
 
     def __init__(self, timeout_s: float, max_attempts: int, report: Callable[[BackgroundResult], None]) -> None:
         self.wait_s = timeout_s + REPORTED_WITHIN_S
-        """Seconds that a shard waits for the result of a background attempt, counted from its move to the background."""
+        """Seconds that a shard waits for the result of an attempt, counted from the attempt's move to the background."""
         self._max_attempts = max_attempts
         self._report = report
         self._runners: set[asyncio.Task[None]] = set()

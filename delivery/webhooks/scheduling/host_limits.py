@@ -154,7 +154,10 @@ class Hosts:
             host.set_bounds(bounds.in_flight_to_host(), bounds.rate_to_host())
 
     def soft_connection_limit(self, url: str) -> float:
-        """Return the number of connections to a URL's host from which on a new one closes an idle one. Infinite: no limit."""
+        """Return the number of connections to a URL's host from which on a new connection closes an idle one.
+
+        Infinite: the host has no limit.
+        """
         return math.inf if self.host_of(url) is None else self._bounds.in_flight_to_host()
 
     def drain_delayed(self) -> int:

@@ -109,7 +109,7 @@ class NetworkHealth:
     pause_s: float = 0.0
     """Seconds of the last pause."""
     paused_until: float = float("-inf")
-    """Time, by the clock of `after`, from which the next micro-batch may begin and test the network again."""
+    """Time, by the clock of `now` in `after`, from which the next micro-batch may begin and test the network again."""
 
     def after(self, seen: Reachability, now: float) -> NetworkHealth:
         """Return the judgement after a micro-batch.

@@ -23,7 +23,8 @@ class Outages:
     """
 
     ended: tuple[tuple[int, int], ...] = ()
-    """First and last moment of each outage that is over, in order, in ms since the epoch. The last one includes MARGIN_MS."""
+    """First and last moment of each outage that is over, in order, in ms since the epoch. The last moment of each lies
+    MARGIN_MS after the micro-batch that ended the outage."""
     last_healthy_ms: int = 0
     """When the network was last known to work. 0: not yet."""
     is_ongoing: bool = False

@@ -16,7 +16,7 @@ endpoint clock is no more exact than this when the worker lacks CPU (the granula
 when a request is sent, and again when the response is read. With thousands of endpoints, one has just become slow in nearly
 each micro-batch. So nearly each micro-batch ends later by about this time."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
-"""Maximum, in seconds, of the deadline to which FirstResponses cuts longer first response times in its estimate."""
+"""Seconds. FirstResponses counts a longer first response time as its present deadline, but at most as this time."""
 
 
 class _Estimate:
@@ -42,7 +42,7 @@ class _Estimate:
     def deadline_s(self, max_s: float) -> float:
         """Return the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer; at most `max_s`.
 
-        Without a response, return `max_s`.
+        Before the first response time is recorded, return `max_s`.
         """
         if not self._mean_s:
             return max_s
@@ -52,8 +52,9 @@ class _Estimate:
 class FirstResponses(_Estimate):
     """Estimate the deadline for the response of an endpoint that has never responded, from all endpoints of a worker.
 
-    A first response includes the DNS look-up and the opening of the connection. A longer one counts as the present estimate,
-    at most MAX_FIRST_RESPONSE_DEADLINE_S. So a few slow endpoints hardly change the estimate, and many raise it step by step.
+    A first response includes the DNS look-up and the opening of the connection. A first response time above the present
+    deadline counts as that deadline, at most MAX_FIRST_RESPONSE_DEADLINE_S. So a few slow endpoints hardly change the estimate,
+    and many raise it step by step.
     """
 
     __slots__ = ()
@@ -75,8 +76,8 @@ class ResponseTime(_Estimate):
         self._first_responses = first_responses
         self._last_s = 0.0
         self.no_response_since: float | None = None
-        """When an attempt began to which the endpoint has sent no response within its deadline; None: there is none. An attempt
-        that fails in another way than by its timeout ends the silence."""
+        """When an attempt began to which the endpoint sent no response within its deadline. None: there is no such attempt, or
+        this silence was reported already. A response ends the silence, and so does a failure other than a timeout."""
 
     def record(self, seconds: float) -> None:
         """Add a response time of the endpoint, and end its silence. Add the first one to the worker's FirstResponses too."""

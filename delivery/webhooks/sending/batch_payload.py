@@ -27,7 +27,10 @@ GZIP_LEVEL = 1
 
 
 class BatchDelivery(NamedTuple):
-    """A batch: events due to one endpoint that go to it in one request."""
+    """A batch: events due to one endpoint that go to it in one request.
+
+    `signed` is the request body before compression, which the signature covers. `body` is the request body as it is sent.
+    """
 
     endpoint: Endpoint
     webhook_id: str

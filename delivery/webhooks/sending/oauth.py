@@ -70,7 +70,7 @@ class _Token:
 
 
 def token_of(header: bytes) -> str:
-    """Return the access token of a header line of Tokens; "" for an empty line. No log may show the token."""
+    """Return the access token in a header line that Tokens returned; "" for an empty line. No log may show the token."""
     return header.removeprefix(_HEADER).rstrip().decode()
 
 
@@ -203,7 +203,7 @@ def _parsed(answer: transport.Response) -> tuple[bytes, float]:
 def _lifetime_s(expires_in: object) -> float:
     """Return the lifetime of a token in seconds. `expires_in` is optional, and some servers send it as text.
 
-    DEFAULT_LIFETIME_S: `expires_in` is missing, or no number above 0.
+    Return DEFAULT_LIFETIME_S if `expires_in` is missing, or is no number above 0.
     """
     try:
         lifetime_s = float(expires_in) if isinstance(expires_in, int | float | str) else DEFAULT_LIFETIME_S

@@ -39,8 +39,8 @@ def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
     """Return the `webhook-id` that all attempts of a delivery carry, also after a crash and on a later redrive or replay.
 
     The `webhook-id` is a digest of the event's identity (`identity_of`) and of the subscription. A digest, because event ids
-    are producers' text and may contain anything. A `webhook-id` is in a header and in the signed content, where no `.` is
-    allowed.
+    are producers' text and may contain anything. A `webhook-id` is in a header, and in front of a `.` in the
+    signed content, so it has no `.` itself.
     """
     identity = f"{identity_of(event)}\0{subscription_id}"
     return "msg_" + hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()

@@ -35,8 +35,9 @@ class ShardBacklog:
     oldest_ms: int | None = None
     """When the oldest waiting event arrived. None: there is no backlog."""
     due_ms: int | None = None
-    """When the lane has to decide again, in ms since the epoch. The driver wakes the lane one look-ahead before this time, and
-    at once if a decision had no room for all due events. None: there is nothing to decide."""
+    """The driver wakes the lane one look-ahead before this time (ms since the epoch), and at once if a decision had no room for
+    all due events. In the batch lane a batch is due at this time. The retry lane is woken when an entry is due, so its time is
+    one look-ahead after that. None: there is nothing to decide."""
     suppressed: frozenset[EndpointId] = frozenset()
     """Suppressed endpoints: the fast lanes defer their events to the retry lane at once. Only the retry lane reports them."""
     failing: frozenset[Failing] = frozenset()

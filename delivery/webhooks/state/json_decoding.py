@@ -1,7 +1,8 @@
 """Decode JSON as a type, with one kind of error for all bytes that are no such JSON.
 
-Runs in the executors, on the driver, in the archive and in the commands. msgspec alone raises other errors for broken UTF-8 and
-for too many levels. A caller that leaves out unreadable records would be ended by one of these errors.
+Runs in the executors, on the driver, in the archive and in the commands. msgspec alone raises UnicodeDecodeError
+for broken UTF-8, and RecursionError for too many levels. A caller that leaves out unreadable records catches only
+msgspec.DecodeError, and would be ended by these errors.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ PLATFORM = ("jvm", "driver", "worker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSize:
-    """One measured size, and its cores."""
+    """One measured load, and the cores that it took."""
 
     per_s: float
     """Deliveries a second."""

@@ -15,7 +15,7 @@ from load_tests.scenarios.at_scale import bounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissionShape:
-    """Size of the registry and number of topics. The defaults are the mission's."""
+    """Size of the registry and number of topics. The defaults are those of the mission (docs/load-tests.md)."""
 
     topics: int = 500
     """Event types, each with a topic of one partition."""
@@ -64,7 +64,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleScenario:
-    """One question about the platform at the mission's scale."""
+    """One question about the platform at the scale of the mission (docs/load-tests.md)."""
 
     name: str
     question: str

@@ -1,4 +1,4 @@
-"""Define the population of the scenarios at scale: the mission's, with a hot tenant, short retry schedules and spare rows.
+"""Define the population of the scenarios at scale: `MissionPopulation`, with a hot tenant, short retry waits and spare rows.
 
 Spare rows are endpoints and subscriptions to which no event is due. Only `churn.py` changes them.
 """
@@ -25,7 +25,7 @@ RETRY = {"schedule_s": [1, 2, 5, *(10,) * 40], "timeout_s": 15}
 
 @dataclass(frozen=True, kw_only=True)
 class ZipfPopulation(mission.MissionPopulation):
-    """The mission's population with a hot tenant, slow or failing endpoints, and spare rows."""
+    """A MissionPopulation with a hot tenant, slow or failing endpoints, and spare rows."""
 
     behaviour: behaviour.Behaviour = behaviour.HEALTHY
     """Behaviour of the endpoints while the receiver is disturbed."""
@@ -44,7 +44,7 @@ class ZipfPopulation(mission.MissionPopulation):
         return endpoint != traffic.HOT_ENDPOINT and not self.is_batch(endpoint) and self.behaviour.is_healthy(endpoint)
 
     def registry(self, url: str) -> dict[str, Any]:
-        """Return the manifest, with every endpoint below `url`."""
+        """Return the manifest, with the URL of every endpoint below `url`."""
         manifest = super().registry(url)
         for number, endpoint in enumerate(manifest["endpoints"]):
             if not self.behaviour.is_healthy(number):

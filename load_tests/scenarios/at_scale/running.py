@@ -27,7 +27,8 @@ second."""
 WARM_UP_S = 300
 """Seconds within which the events of the warm-up must arrive."""
 RECOVERED = 1.5
-"""A spike is over when the undelivered events stay within this multiple of their largest number in the first phase."""
+"""A later phase has recovered when the undelivered events stay within this multiple of their largest number in the first
+phase."""
 
 
 def run(scenario: plan.ScaleScenario, terms: stage.Terms) -> dict[str, Any]:
@@ -100,7 +101,10 @@ def _phases(runner: Runner) -> list[PhaseRun]:
 
 
 def _sizes(runner: Runner, capacity: plan.Capacity) -> list[PhaseRun]:
-    """Halve the share of the rate until enough shares are carried. Return the runs of all tried shares, the largest first."""
+    """Halve the share of the rate until enough shares are carried. Return the runs of all tried shares, the largest first.
+
+    Stop earlier after the smallest share, or when the events of a share do not arrive within `drain_s`.
+    """
     runs: list[PhaseRun] = []
     share = capacity.first_share
     while sum(run.is_carried for run in runs) < capacity.sizes and share >= capacity.smallest_share:

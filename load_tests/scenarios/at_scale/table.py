@@ -1,4 +1,4 @@
-"""List the scenarios at the mission's scale. Each scenario is data: its phases, and the bounds of its figures."""
+"""List the scenarios at the scale of the mission (docs/load-tests.md): their phases, and the bounds of their figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CAPACITY = (
 SPIKE_FACTOR = 10
 """Rate of a spike, as a multiple of the rate before it."""
 FLAT = 1.1
-"""Largest ratio of the last quarter of the soak to its second quarter, for memory, files and threads."""
+"""Largest ratio of the mean of the soak's last quarter to the mean of its second quarter, for memory, files and threads."""
 
 
 def _latency(phase: str, p50_ms: int, p99_ms: int) -> tuple[Bound, Bound]:
@@ -36,7 +36,7 @@ def _latency(phase: str, p50_ms: int, p99_ms: int) -> tuple[Bound, Bound]:
 
 
 def _published(*phases: str) -> tuple[Bound, ...]:
-    """Return the bounds that these phases published at their rate. At a slower rate, the other bounds would prove nothing."""
+    """Return the bounds on the published share of each phase. At a slower rate, the other bounds would prove nothing."""
     return tuple(Bound(figure=f"phases.{phase}.published_share", at_least=0.95) for phase in phases)
 
 

@@ -78,12 +78,13 @@ def neighbours(
     next_of: Callable[[Position], str],
     previous_of: Callable[[Position], str],
 ) -> tuple[str | None, str | None]:
-    """Return `next_cursor` and `previous_cursor` of a page in a list that is examined a bounded number of rows at a time.
+    """Return `next_cursor` and `previous_cursor` of a page in a list of which a request examines a bounded number of rows.
 
-    A page is read from its cursor onwards, or with `is_backwards` towards the start of the list. `nearest` is the position of
-    the row nearest to the cursor; without rows, the position directly beside the cursor. `further` is the position at which the
-    next page in the same direction continues; None: nothing follows. `is_first`: the request has no cursor, so there is no
-    page in the other direction. `next_of` and `previous_of` return the cursor of the page that begins, or ends, at a position.
+    A page has the rows after the request's cursor, or with `is_backwards` the rows before it. `nearest` is the position of the
+    page's row that is nearest to the cursor. If the page is empty, it is the position directly after the cursor, or before it.
+    `further` is the position at which a search in the same direction continues; None: no row follows in this direction.
+    `is_first`: the request has no cursor, so no page is before this one. `next_of` returns the cursor of the page after a
+    position, `previous_of` that of the page before a position.
     """
     back = None if is_first else nearest
     following, preceding = (back, further) if is_backwards else (further, back)

@@ -4,7 +4,7 @@ Runs in the API, and in `fanout` commands for the OpenAPI document. docs/api.md 
 
 An operation has its deprecation as `Route.deprecation`. A parameter or a field has its deprecation as an annotation:
 `Annotated[str, Deprecation(…)]`. The API does not validate published events by the types of publishing/publish_route.py, so
-the headers name no fields of events.
+no header tells of a deprecated field in an event.
 """
 
 from __future__ import annotations

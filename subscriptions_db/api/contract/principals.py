@@ -29,7 +29,7 @@ class Scope(enum.StrEnum):
     POLLER = "poller"
     """Read the dead letters and consumers of its customer. Lease, ack, extend and nack dead letters. Nothing else."""
     EXECUTOR = "executor"
-    """Follow the registry of every customer, with sealed secrets, and nothing else."""
+    """Read the registry of every customer and its later changes, with sealed secrets, and nothing else."""
     PUBLISHER = "publisher"
     """Publish events of all tenants, or of those that the key names, and nothing else."""
 

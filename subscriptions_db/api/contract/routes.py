@@ -1,4 +1,4 @@
-"""Define Route, and what handlers take and return.
+"""Define the type Route, and the types of the arguments and the results of handlers.
 
 The list of Routes (server/route_table.py) is the single source of routing, request validation and the OpenAPI document.
 
@@ -39,8 +39,9 @@ REGISTRY_READERS = READERS | REGISTRARS
 POLLERS = ADMINS | {Scope.POLLER}
 BROWSERS = READERS | POLLERS
 """The scopes of API keys that may call a route. BROWSERS may list dead letters; POLLERS may also lease them. WRITERS may
-change dead letters, consumers and replays. REGISTRY_WRITERS may change endpoints and subscriptions, and REGISTRY_READERS may
-read them. REGISTRARS may do both, rotate secrets and send test events."""
+change dead letters, consumers and replays. READERS may read deliveries, attempts, statistics, replays and the audit log.
+REGISTRY_WRITERS may change endpoints and subscriptions, and REGISTRY_READERS may read them. REGISTRARS may do both, rotate
+secrets and send test events."""
 MAX_PAGE = 200
 """Maximum rows of a page."""
 
@@ -143,7 +144,7 @@ class Call:
 class PendingSend(NamedTuple):
     """A handler's return value: a test event to send after the transaction. The answer is the result of the attempt.
 
-    `record` runs in a transaction of its own when the test event is about to be sent. Its changes are committed first.
+    `record` runs in a transaction of its own, which is committed directly before the test event is sent.
     """
 
     delivery: Sendable
@@ -153,8 +154,8 @@ class PendingSend(NamedTuple):
 class PendingQuestion(NamedTuple):
     """A handler's return value: a question to send to a receiver after the transaction.
 
-    `record` and `then` run in transactions of their own. `record` runs when the question is about to be sent. Its changes are
-    committed first. `then` makes the answer from the receiver's response, or from the error of the attempt.
+    `record` and `then` run in transactions of their own. That of `record` is committed directly before the question is sent.
+    `then` makes the answer from the receiver's response, or from the error of the attempt.
     """
 
     to: Target
@@ -229,9 +230,10 @@ class Route:
     is_change: bool = False
     """The route accepts an `Idempotency-Key`, and writes an audit entry for each change."""
     is_poll: bool = False
-    """The route changes leases only. Leases are too frequent for the audit log, and receipt handles make repeats safe."""
+    """The route changes leases only. It writes no audit entries, because leases are too frequent. It takes no
+    `Idempotency-Key`, because receipt handles make repeats safe."""
     is_validation: bool = False
-    """The route changes whether a receiver permits deliveries. Repeats are safe without an `Idempotency-Key`."""
+    """The route asks for, or records, a receiver's permission. It takes no `Idempotency-Key`: repeats are safe."""
     needs_permission: bool = False
     """The handler answers 409 until the receiver permits deliveries, although the route changes nothing in the registry."""
     is_open: bool = False

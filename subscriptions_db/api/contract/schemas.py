@@ -164,9 +164,9 @@ class Endpoint(described.DescribedModel):
     max_per_second: float | None
     """Maximum requests a second to the endpoint. Null: no limit."""
     batch: parts.BatchFields
-    """The limits at which a batch is sent. They apply with mode `batch`."""
+    """The limits at which a batch is sent, and its compression. They apply with mode `batch`."""
     retry: parts.RetryFields
-    """The schedule of retries."""
+    """The schedule and the limits of retries."""
     order_by: str | None
     """Events with equal values of this field are delivered in order. Null: no order."""
     validation: str

@@ -66,9 +66,9 @@ class Attempt(expansion.Expandable):
     detail: str
     """Why no response arrived, for people. Empty: a response arrived, and `status` and `error_class` say the result."""
     response_headers: dict[str, str]
-    """Harmless headers of the response, by name in lower case, at most 1 KiB. Values that look like credentials are `***`.
-    Empty: no response arrived, it had no such header, or the endpoint accepted the request. The operator may keep the responses
-    to accepted attempts too."""
+    """Headers of the response, by name in lower case, at most 1 KiB. Only names of a fixed list are kept, such as
+    `content-type`, and values that look like credentials are `***`. Empty: no response arrived, it had no such header, or the
+    endpoint accepted the request. The operator may keep the responses to accepted attempts too."""
     response: str
     """The beginning of the response, as text, at most 1 KiB. Secrets of the endpoint and texts that look like credentials are
     `***`. Empty: no response arrived, it had no body, the operator keeps none, or the endpoint accepted the request. The

@@ -74,14 +74,14 @@ class Consumer(described.DescribedModel):
     """Dead letters that are not leased yet, were nacked, or have an expired lease. Polls lease them, or park them after
     `max_receives` leases. Discarded and redriven ones do not count."""
     waiting_is_exact: bool
-    """False: `waiting` is the least number, because only the oldest dead letters are examined: 10,000 that were not leased yet,
+    """False: `waiting` is a lower bound, because only the oldest dead letters are examined: 10,000 that were not leased yet,
     and 10,000 that were nacked or have an expired lease. In a list of consumers, 1,000 are examined in place of 10,000."""
     leased: int
     """Dead letters with a lease that has not expired, also those that were discarded or redriven since."""
     parked: int
     """Parked dead letters that were not discarded or redriven since."""
     parked_is_exact: bool
-    """False: `parked` is the least number, because only the oldest 10,000 parked dead letters are examined, or 1,000 for each
+    """False: `parked` is a lower bound, because only the oldest 10,000 parked dead letters are examined, or 1,000 for each
     consumer of a list."""
     created_at: dt.datetime
     """When the consumer was created."""

@@ -33,7 +33,7 @@ class DeadLettersToMark(DeadLetterTimeQuery):
     everything: bool = False
     """All waiting dead letters of the customer."""
     cursor: Cursor | None = None
-    """`next_cursor` of the previous request."""
+    """`next_cursor` of the previous answer. Null: begin at the oldest dead letter."""
     limit: Limit = MAX_MARKED
     """Maximum dead letters of this request."""
 

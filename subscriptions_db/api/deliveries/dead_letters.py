@@ -79,7 +79,7 @@ class DeadLetterCount(described.DescribedModel):
     count: int
     """The number of dead letters."""
     is_exact: bool
-    """False: `count` is the least number, because only the oldest waiting dead letters are examined: 100,000, or 5,000 with
+    """False: `count` is a lower bound, because only the oldest waiting dead letters are examined: 100,000, or 5,000 with
     `q`."""
 
 
@@ -201,8 +201,9 @@ def list_(call: Call) -> DeadLetters | LongPoll:
 def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, total: counts.Count | None) -> LetterPageFields:
     """Return the cursors and the total of a page.
 
-    `asked_cursor` is the cursor of the request. The page is complete from there to the position `until`. `has_further`: there
-    may be more dead letters in the direction of the page.
+    `asked_cursor` is the cursor of the request. The page has the dead letters after the cursor, or before it if the cursor is a
+    `previous_cursor`. It has all matches between the cursor and the position `until`. `has_further`: there may be more matches
+    beyond `until`.
     """
     place, is_backwards = archive_positions.letter_start(asked_cursor)
     if is_backwards:
@@ -221,9 +222,9 @@ def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, tota
 def _fitting(
     call: Call, page: archived_dead_letters.LetterPage, expand: str | None, *, is_backwards: bool
 ) -> tuple[list[DeadLetter], int, bool]:
-    """Return the dead letters of a page that fit into one answer, in order, and the `until` and `has_more` of this part.
+    """Return the dead letters of a page that fit into one answer, in order, and `until` and `has_more` for these dead letters.
 
-    Expanded endpoints may make the page too large. Then only the dead letters nearest to its start are returned.
+    Expanded endpoints may make the page too large. Then only the dead letters nearest to the request's cursor are returned.
     """
     nearest = page.letters[::-1] if is_backwards else page.letters
     endpoints = expansion.EndpointReader(call, expand)

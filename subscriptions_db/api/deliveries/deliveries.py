@@ -37,7 +37,7 @@ class DeliveryQuery(record_pages.RecordQuery, expansion.ExpandQuery):
 
 
 class OneDeliveryQuery(CustomerQuery, expansion.ExpandQuery):
-    """The customer that owns the delivery, and what the answer also shows."""
+    """The customer that owns the delivery, and the ids that the answer also shows as whole resources."""
 
 
 class Delivery(expansion.Expandable):

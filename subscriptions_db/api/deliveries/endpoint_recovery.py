@@ -26,7 +26,7 @@ class RecoverEndpoint(NoParameters):
     since: AwareDatetime
     """Redrive the waiting dead letters that were dead-lettered at this time or later."""
     cursor: Cursor | None = None
-    """`next_cursor` of the previous request."""
+    """`next_cursor` of the previous answer. Null: begin at the oldest dead letter."""
     limit: Limit = dead_letter_actions.MAX_MARKED
     """Maximum dead letters of this request."""
 
@@ -38,7 +38,7 @@ class RecoveredEndpoint(MarkedLetters):
     """The status of the endpoint, which this request does not change."""
     detail: str
     """For people: why the redriven deliveries wait. Empty: the endpoint is active, and its receiver permits deliveries.
-    Deliveries to a failing receiver may wait without an entry here."""
+    Deliveries may also wait because the receiver fails, which this text does not say."""
 
 
 _DETAILS = {

@@ -186,7 +186,10 @@ class _Settle(Protocol):
 
 
 def _settled(call: Call, done: Literal["acknowledged", "returned", "extended"], settle: _Settle) -> SettledLetters:
-    """Handle the receipt handles of a request; return the result of each. Raise Refused with 404 for an unknown consumer."""
+    """Pass the valid receipt handles of a request to `settle`, and return the result of each text in `receipts`.
+
+    `done` is the result of a receipt handle that `settle` does not refuse. Raise Refused with 404 for an unknown consumer.
+    """
     texts = call.body_as(ReceiptHandles).receipts
     handles, refused = _handles(texts)
     settled = settle(call.connection, customer_of(call), call.path["consumer_id"], list(handles.values()))
@@ -204,7 +207,7 @@ def _settled(call: Call, done: Literal["acknowledged", "returned", "extended"], 
 
 
 def _handles(texts: Sequence[str]) -> tuple[dict[int, archive_positions.ReceiptHandle], list[RefusedReceipt]]:
-    """Return the valid receipt handles by their index, and the refused ones."""
+    """Return the valid receipt handles by their index in `texts`, and the texts that are no receipt handles."""
     handles, refused = {}, []
     for index, text in enumerate(texts):
         try:

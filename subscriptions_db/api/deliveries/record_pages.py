@@ -1,6 +1,6 @@
-"""Make the pages of attempts and of deliveries: paged both ways, the newest first, with a total on request.
+"""Define the search criteria that attempts and deliveries share, and compute the cursors and the totals of their pages.
 
-Runs in the API.
+The newest are first. A client can page to older and back to newer ones. Runs in the API.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RecordQuery(CustomerQuery, ListQuery):
     """Started before this time."""
 
     def start(self) -> archive_positions.PageStart:
-        """Return where the page begins; raise RegistrationError for a cursor that is not valid."""
+        """Return the place at which the page begins, and its direction; raise RegistrationError for an invalid cursor."""
         return archive_positions.PageStart.read(self.cursor) if self.cursor else records.NEWEST
 
 
@@ -57,8 +57,9 @@ def fields(
 ) -> PageFields:
     """Return the cursors of a page and its total.
 
-    `places` are the positions of the shown rows, the nearest to the page's start first. `further` is where to continue in the
-    direction of the page; None: nothing follows. `count` returns the total, and is called only if the request asks for it.
+    `places` are the positions of the page's rows, that of the row nearest to the request's cursor first; without a cursor, that
+    of the newest. `further` is the position at which a search for older rows continues, or with a `previous_cursor` a search
+    for newer rows. None: no row follows. `count` returns the total, and is called only if the request asks for it.
     """
     start, total = wanted.start(), count() if wanted.total else None
     nearest = places[0] if places else start.place.beside(is_newer=start.is_backwards)

@@ -104,7 +104,7 @@ def create(call: Call) -> Replay:
     Raise Refused:
 
     * 404: there is no such endpoint.
-    * 409: another replay of the endpoint is unfinished, or the customer has the maximum of unfinished replays.
+    * 409: another replay of a time range for the endpoint is unfinished, or the customer has MAX_UNFINISHED unfinished replays.
     * 422: the time range is not allowed (raised as RegistrationError).
     * 429: the customer's quota of dead letters is used up. An operator's key gets no 429.
     """
@@ -127,7 +127,7 @@ def resend(call: Call) -> Replay:
 
     * 404: there is no such attempt, or its endpoint is deleted.
     * 409: the attempt sent a batch, its event has no known place in Kafka, the delivery is being resent already, or the
-      customer has the maximum of unfinished replays.
+      customer has MAX_UNFINISHED unfinished replays.
     * 422: `customer` is missing or is not the key's own.
     * 429: the customer's quota of dead letters is used up. An operator's key gets no 429.
     """

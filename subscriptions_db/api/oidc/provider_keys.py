@@ -133,7 +133,7 @@ class ProviderKeys:
         self._begin()
 
     async def end(self, _: web.Application) -> None:
-        """End a read, because the server stops."""
+        """Cancel a running read, because the server stops."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])

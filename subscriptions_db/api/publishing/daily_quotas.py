@@ -7,7 +7,7 @@ may be added twice.
 
 A publisher can invent tenants. So each process counts a bounded number of tenants, and Postgres has the counts of registered
 tenants only. An event of a tenant that is not registered is due to nobody. Each process counts the events of such a tenant
-without Postgres. If the registry cannot have the tenant's id, the events do not count.
+without Postgres. If the tenant's id does not have the form of the registry's ids, the events do not count.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MAX_TENANTS = 10_000
 """Maximum tenants whose sums one process remembers. Beyond it, the process forgets the tenant that it used least recently. The
 sum of a forgotten tenant is read again about a second after the tenant's next event."""
 MAX_PENDING = 100_000
-"""Maximum pairs of a day and a tenant with events that Postgres has not counted yet. Beyond it, the oldest are not counted. A
-key with 10,000 events a second, each of another tenant, reaches it after 10 s without Postgres."""
+"""Maximum pairs of a day and a tenant with events that Postgres has not counted yet. Beyond it, the oldest pairs are
+forgotten. A key with 10,000 events a second, each of another tenant, reaches it after 10 s without Postgres."""
 
 _REGISTRY_ID = re.compile(mistakes.ID_PATTERN)
 
@@ -81,7 +81,7 @@ class DailyQuotas:
         """The own quotas of tenants, as last read."""
         self._day = now().date()
         self._pending: collections.Counter[tuple[dt.date, TenantId]] = collections.Counter()
-        """The events of this process that no sum has yet."""
+        """The events of this process that are not yet added to the counts in Postgres."""
         self._writing: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
 
@@ -112,14 +112,14 @@ class DailyQuotas:
     def count(self, tenants: Iterable[TenantId]) -> None:
         """Count events that Kafka has, or may have because it did not confirm them. Each item is the tenant of one event.
 
-        Ids that the registry cannot have are left out.
+        Tenants whose ids do not have the form of the registry's ids are left out.
         """
         if not self.is_on:
             return
         self._add({tenant: events for tenant, events in collections.Counter(tenants).items() if _REGISTRY_ID.fullmatch(tenant)})
 
     def room(self, tenants: Collection[TenantId]) -> limits.Room:
-        """Return quota and events left today of the tenant with the fewest left, and the seconds until the next day.
+        """Return the quota and the remaining events of the tenant with the fewest left today, and the seconds until tomorrow.
 
         `tenants` is not empty.
         """

@@ -16,14 +16,14 @@ from delivery import errors
 log = logging.getLogger(__name__)
 
 MAX_AGE_S = 30.0
-"""Seconds after which the topics are read again, because one may have been deleted. Requests to known topics do not wait for
-the reading."""
+"""Age of the names, in seconds, from which the next request starts a new reading, because a topic may have been deleted.
+Requests to known topics do not wait for the reading."""
 MAX_STALE_S = 300.0
 """Age of the names, in seconds, beyond which requests to known topics wait for a reading too. If the reading fails, these
 requests use the earlier names."""
 MIN_AGE_S = 1.0
-"""Seconds for which a missing topic stays missing. So requests with unknown types cost Kafka one request a second, while Kafka
-answers."""
+"""Age of the names, in seconds, from which a request to an unknown topic starts a new reading and waits for it. Up to this age,
+the topic counts as missing. So requests to unknown topics cost Kafka one request a second, while Kafka answers."""
 
 ReadNames = Callable[[], Awaitable[frozenset[str]]]
 """Return the names of Kafka's topics; raise KafkaUnavailable if Kafka does not list them."""

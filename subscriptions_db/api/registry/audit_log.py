@@ -39,7 +39,8 @@ class AuditEntry(described.DescribedModel):
     """The API key of the change; or `oidc:…` (the subject of a token), `command` (a `fanout` command), `job` (the job itself),
     `callback` (a receiver)."""
     login: str | None
-    """The login to Postgres. Null: the key is a customer's, or an older version wrote the entry."""
+    """The login to Postgres that wrote the entry. Null: the reader has a customer's key, or an older version of the platform
+    wrote the entry."""
     customer: str | None
     """The customer that the changed row belongs to. Null: the row belongs to no customer."""
     action: str
@@ -122,14 +123,17 @@ def _count(call: Call, asked: dict[str, Any]) -> tuple[int, bool]:
 
 
 def _last_looked_at(call: Call, side: Side, asked: dict[str, Any]) -> int | None:
-    """Return the number of the last entry that a search examines; None if the search examines all entries on its side."""
+    """Return the `entry_id` of the last entry that a search examines.
+
+    None: the search examines all entries before the place in `asked`, or with `side` "after", all entries after it.
+    """
     statement = "with looked_at as (" + query(f"entries_{side}") + ")" + query(f"last_entry_{side}")
     last = call.connection.execute(statement, asked, prepare=False).fetchone()
     return None if last is None else last["entry_id"]
 
 
 def _matching(call: Call, side: Side, name: str, asked: dict[str, Any]) -> psycopg.Cursor[dict[str, Any]]:
-    """Execute the statement `name` on the matching entries on one side of a place; return its cursor."""
+    """Execute the statement `name` on the matching entries before or after the place in `asked`; return psycopg's cursor."""
     looked_at, matching = query(f"entries_{side}"), query("matching_entries")
     statement = "with looked_at as (" + looked_at + "), matching as (" + matching + ")" + query(name)
     # Not prepared: with a customer, the right plan reads another index than without.

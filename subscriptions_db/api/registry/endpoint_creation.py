@@ -33,7 +33,7 @@ class EndpointsToCreate(described.DescribedModel):
 
     # The handler validates the entries, so that one answer names each wrong entry: by its type, and by the rules.
     endpoints: Annotated[list[pydantic.SkipValidation[schemas.EndpointToCreate]], Field(min_length=1, max_length=MAX_ENDPOINTS)]
-    """The endpoints, each with the fields of a single request except `customer`."""
+    """The endpoints, each with the fields of `POST /v1/endpoints` except `customer`."""
     customer: manifest.Id | None = None
     """Required with an operator's key: the owner of the endpoints."""
     dry_run: bool = False
@@ -123,7 +123,7 @@ def _mistakes(call: Call, entry: Any, document: dict[str, Any]) -> Iterator[erro
 
 
 def _wrong_ids(call: Call, chosen: Mapping[int, str]) -> Iterator[errors.RegistrationError]:
-    """Yield an error for each id that may not be chosen, is repeated or is taken. `chosen` has the ids by entry.
+    """Yield an error for each id that may not be chosen, is repeated or is taken. `chosen` has entry index → id.
 
     The ids are locked until the transaction ends, in their order, so that requests with the same ids do not deadlock.
     """

@@ -73,7 +73,8 @@ def update(call: Call) -> schemas.Endpoint:
 
     * 404: there is no such endpoint.
     * 412: `If-Match` or `If-None-Match` does not hold.
-    * 422: a key of scope `write_only` would redirect stored credentials to another server, or a condition is malformed.
+    * 422: a key of scope `write_only` would redirect stored credentials to another server, or `If-Match` or `If-None-Match`
+      is malformed.
     """
     before = crud.locked_row(call, "endpoint", _id(call))
     crud.require_conditions(call, get)
@@ -167,7 +168,13 @@ def enable(call: Call) -> schemas.Endpoint:
 
 
 def disable(call: Call) -> schemas.Endpoint:
-    """Disable an endpoint until it is enabled; raise Refused with 404 if there is none, and with 412 if a condition fails."""
+    """Disable an endpoint until it is enabled.
+
+    Raise Refused:
+
+    * 404: there is no such endpoint.
+    * 412: `If-Match` or `If-None-Match` does not hold.
+    """
     return _set_status(call, EndpointStatus.DISABLED, reason=call.body_as(schemas.DisableEndpoint).reason)
 
 
@@ -209,8 +216,8 @@ def change_status(
 def rotate(call: Call) -> schemas.RotatedSecret:
     """Create a new signing secret; the earlier secrets sign too until the overlap ends.
 
-    Raise Refused with 404 if there is no such endpoint, and with 412 if a condition does not hold. Raise RegistrationError if
-    the endpoint would have more than five valid signing secrets.
+    Raise Refused with 404 if there is no such endpoint, and with 412 if `If-Match` or `If-None-Match` does not hold. Raise
+    RegistrationError if the endpoint would have more than five valid signing secrets.
     """
     before = crud.locked_row(call, "endpoint", _id(call))
     crud.require_conditions(call, get)

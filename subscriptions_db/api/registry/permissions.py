@@ -18,14 +18,14 @@ from subscriptions_db.registration import receiver_permission
 
 
 class ValidationResult(described.DescribedModel):
-    """The reply of the receiver. An earlier permission stays valid, whatever the reply."""
+    """The reply of the receiver. If the reply gives no permission, an earlier permission stays valid."""
 
     state: handshake.HandshakeState
     """The result of the question. `asked`: the receiver has not answered, and may still permit deliveries by the callback."""
     permitted_per_minute: int | None
     """The permitted requests a minute. Null: any number, or the state is not `permitted`."""
     reason: str
-    """Why the result is not `permitted`, for people. Empty: it is."""
+    """Why `state` is not `permitted`, for people. Empty: it is `permitted`."""
 
 
 class PermitResult(described.DescribedModel):
@@ -76,7 +76,7 @@ def permit(call: Call) -> PermitResult:
     """Record the permission that a receiver gives at the callback URL.
 
     Raise Refused with 404 if the question is not open, and RegistrationError if the header with the rate is malformed. Only
-    the first answer to a question counts; a repeat returns what was recorded.
+    the first answer to a question counts; a repeat returns the recorded permission.
     """
     endpoint_id, token = call.path["endpoint_id"], receiver_permission.digest(call.path["token"])
     per_minute = None if call.header is None else handshake.per_minute(call.header)

@@ -2,8 +2,8 @@
 
 Runs in the API. A customer may subscribe only to granted tenants (see subscriptions_db/api/registry/customers.py), and to its
 own operational events. The operator may make a subscription beyond the customer's grants. The customer may pause, resume and
-delete this subscription. A change by the customer is refused while a tenant of the subscription is not granted: another event
-type would widen the subscription.
+delete this subscription. A change by the customer is refused while a tenant of the subscription is not granted: with
+another event type, for example, the customer would get other events of this tenant.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def update(call: Call) -> schemas.RegisteredSubscription:
 
     * 404: there is no such subscription.
     * 412: `If-Match` or `If-None-Match` does not hold.
-    * 422: a tenant is not granted, a scope field has too many entries, or a condition is malformed.
+    * 422: a tenant is not granted, a scope field has too many entries, or `If-Match` or `If-None-Match` is malformed.
     """
     before = crud.locked_row(call, "subscription", _id(call))
     crud.require_conditions(call, get)

@@ -98,8 +98,8 @@ def get(call: Call) -> Tenant:
 def put(call: Call) -> Tenant | routes.Created:
     """Create a tenant, or replace its fields. Omitted `sub_tenants` and `quotas` stay unchanged.
 
-    Raise RegistrationError for the platform's own id. Raise Refused with 412 if `If-Match` or `If-None-Match` does not hold,
-    and with 422 if it is malformed.
+    Raise RegistrationError for the tenant id of the platform itself. Raise Refused with 412 if `If-Match` or `If-None-Match`
+    does not hold, and with 422 if it is malformed.
     """
     tenant_id, wanted = call.path["tenant_id"], call.body_as(TenantFields)
     is_known = crud.lock(call, "tenant", tenant_id)

@@ -90,7 +90,10 @@ class TestEventSender:
         max_per_s: float = server_bounds.DEFAULT.test_events_per_s,
         max_at_once: int = server_bounds.DEFAULT.test_events_at_once,
     ) -> None:
-        """Send one endpoint at most `max_per_s` test events and questions a second, and all endpoints `max_at_once` at once."""
+        """Each endpoint gets at most `max_per_s` test events and questions a second. All together, `max_at_once` are in flight.
+
+        An attempt takes at most `timeout_s`.
+        """
         self._max_per_s = max_per_s
         self._max_at_once = max_at_once
         self._network = network
@@ -100,7 +103,7 @@ class TestEventSender:
         self._in_flight = 0
 
     async def send(self, sending: PendingSend, record: Callable[[], Awaitable[None]]) -> TestResult:
-        """Call `record`, then make one attempt for a test event, and return its result.
+        """Call `record`, which writes the audit entry; then make one attempt for a test event, and return its result.
 
         Raise Refused, without a call of `record`:
 
@@ -121,10 +124,10 @@ class TestEventSender:
         )
 
     async def ask(self, to: origin.Target, record: Callable[[], Awaitable[None]]) -> transport.Response | errors.AttemptFailed:
-        """Call `record`, then send a request without a body to a receiver. Return its response, or the error of the attempt.
+        """Call `record`, which stores the question; then send the question to a receiver, as a request without a body.
 
-        Raise Refused for the reasons of `send`. `record` is not called then, because the record of a question replaces the
-        record of an earlier question.
+        Return the receiver's response, or the error of the attempt. Raise Refused for the reasons of `send`. `record` is not
+        called then, because a stored question replaces an earlier one.
         """
         with self._within_limits(to.endpoint.endpoint_id):
             await record()

@@ -63,7 +63,8 @@ class KeyRate(NamedTuple):
 
 
 KEY_RATE: web.RequestKey[KeyRate] = web.RequestKey("key_rate", KeyRate)
-"""The key under which a request keeps the rate of its API key or token, once that is known to be valid."""
+"""The name under which aiohttp's request object keeps the rate of its API key or token, once the key or token is known to be
+valid."""
 
 
 def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
@@ -111,17 +112,19 @@ class EventCharge:
         self._counted = 1
 
     def events(self, count: int) -> None:
-        """Count at least `count` events."""
+        """Let the request count as at least `count` events."""
         if count > self._counted:
             self._pace.consume(self._clock(), count - self._counted)
             self._counted = count
 
     def body(self, size: int) -> None:
-        """Count at least one event for each KiB of a body of `size` bytes."""
+        """Let the request count as at least one event for each KiB of its body, which has `size` bytes."""
         self.events(math.ceil(size / 1024))
 
     def cpu(self, seconds: float) -> None:
-        """Charge for `seconds` of CPU time: count at least the events that the key's rate permits in `seconds` / MAX_CPU_SHARE.
+        """Let the request count as at least the events that the key's rate permits in `seconds` / MAX_CPU_SHARE.
+
+        `seconds` are the CPU time of the checks.
 
         So the checks of one key's events take about the share MAX_CPU_SHARE of a core at most.
         """

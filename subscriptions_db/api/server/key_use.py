@@ -23,7 +23,8 @@ from subscriptions_db.api.contract.principals import Principal
 log = logging.getLogger(__name__)
 
 MAX_KEYS = 10_000
-"""Maximum keys that one process remembers. With more keys, some uses are written, and some warnings logged, more often."""
+"""Maximum keys that one process remembers. With more keys in use, a key's use may be written again before
+`keys.NOTE_USE_EVERY_S` is over, and a warning logged again before WARN_EVERY_S is over."""
 WARN_EVERY_S = 86_400.0
 """Seconds between two warnings about one key in the log of one process."""
 WRITE_AFTER_S = 1.0

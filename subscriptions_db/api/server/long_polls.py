@@ -47,7 +47,7 @@ class LongPolls:
         *,
         every_s: float = server_bounds.DEFAULT.poll_every_s,
     ) -> None:
-        """A poll tries again after `every_s`."""
+        """A waiting poll tries again after `every_s` seconds."""
         self._config = config
         self._every_s = every_s
         self._answer = answer

@@ -175,7 +175,7 @@ def _body_example(example: Example, media: str) -> dict[str, Any]:
 
 
 def _problem(status: int, refs: Any) -> dict[str, Any]:
-    """Return the answer of a refusal with a status, with the example of its code.
+    """Return the OpenAPI response for refusals with this status, with the example of the status's problem code.
 
     Status 400 has no example: it shares the code of 422, whose example has status 422.
     """
@@ -187,7 +187,10 @@ def _problem(status: int, refs: Any) -> dict[str, Any]:
 
 
 def _problem_examples(routes: Iterable[Route], public_url: str) -> dict[str, Any]:
-    """Return code → the example of its problem document, for the codes with which these routes may refuse."""
+    """Return code → the example of its problem document, for the codes with which these routes may refuse.
+
+    The codes of `problems.OTHER_TITLES` are left out, because they share status 429 with `rate_limited`.
+    """
     statuses = {status for route in routes for status in _refusals(route)}
     codes = dict.fromkeys(problems.TITLES[status][0] for status in sorted(statuses))
     found = {code: problem_types.TYPES[code].example.problem for code in codes}

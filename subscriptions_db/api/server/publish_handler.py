@@ -168,7 +168,7 @@ class Publishing:
         """Return the events of a request; raise Refused if one is wrong or the body is slow.
 
         aiohttp raises HTTPRequestEntityTooLarge for a body that is too large. The announced size of the body is charged at
-        once. The real size is charged when the body has arrived, and the cost of the checks after them.
+        once. The real size is charged when the body has arrived, and the cost of the checks when they have ended.
         """
         # Before the body arrives: requests that come at once must not all pass before the first one is charged.
         charge.body(min(request.content_length or 0, self._max_body_bytes))

@@ -35,7 +35,7 @@ class Store:
     """A pool of connections to Postgres that opens transactions for principals. Thread-safe."""
 
     def __init__(self, config: settings.Settings, *, wait_s: float = server_bounds.DEFAULT.connection_wait_s) -> None:
-        """A request waits for a connection for `wait_s`."""
+        """A request waits at most `wait_s` seconds for a connection."""
         self.ring = keyring.KeyRing.from_settings(config.keys)
         self._ring_fits = False
         database = config.database
@@ -66,8 +66,9 @@ class Store:
         """Yield a connection in a transaction with the rights of the principal; commit at the end, or roll back on an error.
 
         A read sees one consistent snapshot. A change does not: after it waited for a lock, it must see the row as committed.
-        `is_change` False: for reads. Raise SettingsError if the key ring does not fit the registry. Errors of Postgres become
-        RegistryUnavailable, RegistryOutdated or RegistrationError.
+        `is_change` is False for reads, and for the audit entry of a test event, which locks no row. Raise SettingsError if the
+        key ring does not fit the registry. Errors of Postgres become RegistryUnavailable, RegistryOutdated or
+        RegistrationError.
         """
         self._require_ring()
         customer_id = principal.customer_id

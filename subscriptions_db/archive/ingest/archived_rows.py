@@ -1,7 +1,7 @@
 """Convert decoded records of the attempts and dead-letter topics to rows of the archive. Pure.
 
-Runs in `fanout archive`. The API reads attempts back as AttemptRow. delivery.webhooks.results decodes the records. A record
-that the job cannot have written raises RecordUnreadable.
+Runs in `fanout archive`. The API reads attempts back as AttemptRow. delivery.webhooks.results decodes the records. The
+functions raise RecordUnreadable for a record that the job cannot have written.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from subscriptions_db.archive.notifications.endpoint_health import Signal
 from subscriptions_db.replays.progress import ReplayCounts
 
 MAX_CHARS = 255
-"""Maximum stored characters of a searchable text. The event type of a subscription has no more."""
+"""Maximum stored characters of a searchable text. The event type of a subscription has no more characters."""
 HourOfEndpoint = tuple[str, str, int]
-"""Customer, endpoint, and hours since 1970."""
+"""Customer id, endpoint id, and whole hours since 1970."""
 CountsByHour = dict[HourOfEndpoint, HourCounts]
-"""The counts of endpoints, by hour."""
+"""Customer, endpoint and hour → the counts of this hour."""
 _REGISTRY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _OUTCOMES: dict[type, str] = {
     **dict.fromkeys(log_entries.SKIPPED, OutcomeKind.SKIPPED.value),
@@ -77,17 +77,20 @@ class AttemptRow(NamedTuple):
     tenant_id: str | None
     subscription_id: str | None
     events: int
+    """Number of events. For a batch, the four fields above are None."""
     attempt: int
     """Attempt number; the first attempt is 1. 0: no attempt, see `outcome`."""
     duration_ms: float
     status: int | None
+    """HTTP status of the response. None: no response came."""
     error_class: str | None
-    """None: the attempt was accepted. Without an attempt: the reason of the outcome."""
+    """The error class of a failed attempt. None: the attempt was accepted. Without an attempt: the reason of the outcome."""
     detail: str
+    """The error's text for a person. Empty: no error."""
     outcome: str | None = None
     """None: an attempt. Otherwise the outcome of the delivery at `started_at`, including `postponed`."""
     topic: str | None = None
-    """The position of the event in Kafka. None: a batch, or a row of an older version."""
+    """With `partition` and `offset`: the position of the event in Kafka. None: a batch, or a row of an older version."""
     partition: int | None = None
     offset: int | None = None
     response_headers: dict[str, str] | None = None
@@ -105,7 +108,7 @@ class RedrivenRow:
     webhook_id: str
     dead_lettered_at: dt.datetime
     topic: str
-    """The position of the event in Kafka. Two records may have the same `webhook-id`."""
+    """With `partition` and `offset`: the position of the event in Kafka. Two events may have the same `webhook-id`."""
     partition: int
     offset: int
 

@@ -38,7 +38,7 @@ class HourCounts:
     attempts: int = 0
     """Requests. A batch is one."""
     error_classes: dict[str, int] = field(default_factory=dict)
-    """Error class → failed attempts."""
+    """Error class → number of failed attempts."""
     durations: Histogram = field(default_factory=dict)
     """Durations of the attempts."""
     latencies: Histogram = field(default_factory=dict)

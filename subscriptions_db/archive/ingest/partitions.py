@@ -30,7 +30,7 @@ def oldest(today: dt.date, retention_days: int) -> dt.date:
 
 
 def is_kept(day: dt.date, today: dt.date, retention_days: int) -> bool:
-    """Return True if rows of a day are archived: it is within its retention, and at most AHEAD days after today.
+    """Return True if rows of a day are archived: the day is within the retention, and at most AHEAD days after today.
 
     So a wrong clock creates no partitions of later days.
     """

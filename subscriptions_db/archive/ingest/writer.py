@@ -61,7 +61,7 @@ def offsets(connection: connect.Connection) -> dict[TopicPartition, int]:
 
 
 def restart_partition(connection: connect.Connection, place: TopicPartition, stale: int) -> None:
-    """Archive a partition from its first record again, as a new incarnation: reset its next offset to zero.
+    """Reset a partition's next offset to zero, as a new incarnation, so that the partition is archived from its first record.
 
     `stale` is the stored next offset. If another process has changed the stored offset, nothing happens.
     """

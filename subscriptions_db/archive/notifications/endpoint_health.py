@@ -60,6 +60,7 @@ class Signal(NamedTuple):
     times: int = 1
     """Consecutive occurrences that this signal stands for."""
     reason: str | None = None
+    """For FAILED the error class. Otherwise why the deliveries were postponed or given up, or the endpoint was disabled."""
     since: dt.datetime | None = None
     """When the endpoint was disabled, for DISABLED."""
 
@@ -68,24 +69,32 @@ class Policy(NamedTuple):
     """The limits for operational events (delivery.config.service_settings.OperationsSettings)."""
 
     failing_after_s: float
+    """Seconds of failures after which an endpoint is reported as failing."""
     backlog_events: int
+    """Postponed deliveries within `quiet_s` at which an endpoint's backlog is reported."""
     quiet_s: float
+    """Minimum seconds between two events of one kind about one endpoint or quota."""
     key_expiring_days: int = 14
 
 
 class EndpointHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The stored health of one endpoint, as JSON. A new field needs a default; unknown fields are ignored."""
+    """The stored health of one endpoint, as JSON. Earlier and later versions of the platform read the JSON.
+
+    So each field needs a default, for JSON without the field. Fields in the JSON that this version does not know are ignored.
+    """
 
     failures: int = 0
     """Failed attempts since the endpoint last accepted one, or was disabled."""
     failing_since: dt.datetime | None = None
+    """When the first of the attempts that `failures` counts was recorded."""
     is_failing: bool = False
     """True after a `failing` event, until a `recovered` or a `disabled` event."""
     failing_reported_at: dt.datetime | None = msgspec.field(default=None, name="failing_told_at")
     disabled_at: dt.datetime | None = None
-    """When the endpoint was disabled, as of the last `disabled` event."""
+    """The time at which the endpoint was disabled that the last `disabled` event reported."""
     disabled_reported_at: dt.datetime | None = msgspec.field(default=None, name="disabled_told_at")
     postponed: int = 0
+    """Deliveries postponed since `postponed_since`, the beginning of the present period of `quiet_s` seconds."""
     postponed_since: dt.datetime | None = None
     backlog_reported_at: dt.datetime | None = msgspec.field(default=None, name="backlog_told_at")
     letters: int = 0
@@ -112,7 +121,8 @@ class OperationalEvent(NamedTuple):
     at: dt.datetime
     data: dict[str, Any]
     about: str = ""
-    """Part of the event id. Distinguishes events of one kind about one subject at one time: the quota."""
+    """The quota of a QUOTA_REACHED event, else empty. The event id contains it, because a customer can reach two quotas at
+    once."""
 
     @property
     def event_id(self) -> str:
@@ -178,8 +188,9 @@ def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[E
 def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
     """Report a disabled endpoint, and reset its failures, so that earlier failures do not count once it is enabled again.
 
-    Within `quiet_s` seconds of the last report there is no report, and each check of disabled endpoints repeats the signal. An
-    endpoint that is reported as failing stays so until the report, because a later event must end each `failing` event.
+    Less than `quiet_s` seconds after the last report, no report is made. `outbox.record_due` repeats the signal until the
+    report is made. Until then, `is_failing` stays True, because a `recovered` or `disabled` event must follow each `failing`
+    event.
     """
     since = signal.since or signal.at
     if known.disabled_at == since:

@@ -1,6 +1,6 @@
 """Store an operational event about each API key that expires soon (docs/operational-events.md), once for each key.
 
-Runs in `fanout archive`. The transaction that stores the event also records at the key that the event exists. So a crash
+Runs in `fanout archive`. The transaction that stores the event also records in the key's row that the event exists. So a crash
 neither loses nor repeats the event.
 """
 

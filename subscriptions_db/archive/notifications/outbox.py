@@ -22,8 +22,8 @@ from subscriptions_db.postgres.sql import query
 MAX_EVENTS = 1000
 """Maximum events in one page of the outbox."""
 LATE_S = 86_400
-"""Seconds after which it is too late to report that an endpoint was disabled. Operational events may have been off until
-now."""
+"""Seconds after which it is too late to report that an endpoint was disabled. Otherwise, switching operational events on would
+report endpoints that were disabled long ago."""
 
 
 class OutboxEvent(NamedTuple):
@@ -125,7 +125,7 @@ def _put(connection: connect.Connection, changed: dict[str, EndpointHealth], cus
 
 
 def put_events(connection: connect.Connection, events: Sequence[OperationalEvent]) -> None:
-    """Store events until they are published. Call in the transaction that decides on the events."""
+    """Store events until they are published. Must run in the transaction that decides on the events."""
     if events:
         columns = {
             "event_ids": [event.event_id for event in events],

@@ -47,7 +47,7 @@ class ReceiptHandle(NamedTuple):
 
 
 class RecordPosition(NamedTuple):
-    """The position of an attempt, or of a delivery's first record. Both are sorted by time."""
+    """The position of an attempt, or of a delivery's first record. Searches sort by time, then by position."""
 
     started_at: dt.datetime
     position: int
@@ -66,16 +66,16 @@ class RecordPosition(NamedTuple):
         return {"place_at": self.started_at, "place": self.position}
 
     def beside(self, *, is_newer: bool) -> RecordPosition:
-        """Return the adjacent position on the newer or the older side. No attempt lies between the two."""
+        """Return the position directly after this one if `is_newer`, else directly before. No attempt lies between the two."""
         return self._replace(position=self.position + (1 if is_newer else -1))
 
 
 class PageStart(NamedTuple):
-    """The place at which a page of attempts or deliveries begins, and its direction. The place itself is not on the page."""
+    """The place at which a page of attempts or deliveries begins. The record at the place is not on the page."""
 
     place: RecordPosition
     is_backwards: bool = False
-    """True: the page has the newer records. False: the older ones."""
+    """True: the page has records that are newer than `place`. False: records that are older."""
 
     def text(self) -> str:
         """Return the cursor of the page."""
@@ -90,7 +90,7 @@ class PageStart(NamedTuple):
 
 
 def letter_cursor(position: int) -> str:
-    """Return the cursor after the dead letter at a position."""
+    """Return the cursor of the page of dead letters that begins after a position."""
     return _encoded("l", position)
 
 
@@ -100,7 +100,7 @@ def letter_cursor_back(position: int) -> str:
 
 
 def letter_start(text: str | None) -> tuple[int, bool]:
-    """Return the position at which a page of dead letters begins, and True if the page has the dead letters before it.
+    """Return the position in a cursor, and True if the page has dead letters before the position, False for those after it.
 
     Without a cursor the page begins before the first dead letter. Raise RegistrationError if `text` is no cursor of dead
     letters.

@@ -21,7 +21,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LOOKED_AT = 5000
-"""Maximum dead letters that one call examines. If few of them match, the next call continues beyond them."""
+"""Maximum dead letters that one call examines. If few of them match, the caller's next call continues beyond them."""
 
 
 Among = Literal["letters_after", "letters_before", "parked_after", "parked_before"]
@@ -49,7 +49,7 @@ class ArchivedDeadLetter:
     state_since: dt.datetime
     customer_id: str
     payload: bytes
-    """The event's payload as it stands in a JSON body, byte for byte."""
+    """The event's payload as it stands in a JSON body, byte for byte. An opaque payload is a JSON string."""
     letter: bytes
     """The record of the dead-letter topic without the payload, and with the error classes that customers see
     (disclosure.py)."""
@@ -67,9 +67,10 @@ class LetterPage(NamedTuple):
 
     letters: list[ArchivedDeadLetter]
     until: int
-    """The page is complete from its start to this position. Dead letters that are archived later have higher positions."""
+    """The page has all matches from its start to this position. Dead letters that are archived later have higher positions."""
     has_more: bool
-    """True: there may be more in the direction of the page. False: all waiting dead letters in this direction were examined."""
+    """True: there may be more matches beyond `until`: later ones for `browse`, earlier ones for `browse_back`. False: there are
+    none."""
 
 
 def browse(
@@ -150,16 +151,16 @@ def mark_all(
 
 
 class FoundLetters(NamedTuple):
-    """The positions on one page of a search.
+    """The positions of the matches on one page of a search.
 
-    A page begins at the caller's position, and the nearest position is first. Later positions ascend, earlier ones descend.
+    A search begins at the caller's position and goes to later or to earlier positions. The page has the order of the search.
     """
 
     positions: list[int]
     until: int
-    """The page is complete from the caller's position to this one."""
+    """The page has all matches from the caller's position to this one."""
     has_more: bool
-    """True: there may be more in the direction of the page. False: all waiting dead letters in this direction were examined."""
+    """True: there may be more matches beyond `until`. False: there are none."""
 
 
 def find(
@@ -186,10 +187,10 @@ def nearest(
     consumer: str | None = None,
     most: int = MAX_LOOKED_AT,
 ) -> FoundLetters:
-    """Search dead letters before or after the position `place`; return the positions of the nearest matches.
+    """Search dead letters before or after the position `place`; return the positions of the first matches.
 
-    At most `most` dead letters are examined, and at most `limit` positions are returned. `among` chooses the side, and the dead
-    letters: those that wait, or those that are parked for `consumer`.
+    At most `most` dead letters are examined, the nearest to `place` first. At most `limit` positions are returned. `among`
+    chooses between before and after `place`, and between waiting dead letters and those that are parked for `consumer`.
     """
     asked = {"customer_id": customer_id, "name": consumer, "place": place, "limit": limit, "most": most}
     asked |= selection.parameters()
@@ -206,7 +207,7 @@ def nearest(
 def find_fitting(
     connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, after: int, limit: int, held: int = 0
 ) -> FoundLetters:
-    """Return the first positions of `find`, as many as fit into an answer that has `held` bytes already."""
+    """Return the first positions that `find` returns, as many as fit into an answer that has `held` bytes already."""
     found = find(connection, customer_id, selection, after=after, limit=limit)
     return fitting_letters(connection, customer_id, found, place=after, held=held)
 
@@ -235,7 +236,7 @@ def page(row: dict[str, Any], *, place: int, most: int) -> FoundLetters:
     """Return the page that a row of the statement `page_after` or `page_before` describes. `place` is where the page begins.
 
     1. The page is full: it is complete up to its last dead letter, and there may be more.
-    2. Fewer than `most` dead letters were examined, and so all: there are no more.
+    2. Fewer than `most` dead letters were examined, so all that remained: there are no more.
     3. `most` dead letters were examined: there may be more.
     """
     if row["looked_at"] is None:

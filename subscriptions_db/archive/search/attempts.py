@@ -32,11 +32,11 @@ class AttemptSearch(selection.SearchFilter):
 
 
 class FoundAttempts(NamedTuple):
-    """A page of attempts, the nearest to its start first."""
+    """A page of attempts: the newest first, or the oldest first if `PageStart.is_backwards`."""
 
     attempts: list[AttemptRow]
     further: RecordPosition | None
-    """Where to continue in the direction of the page; None if all were examined."""
+    """Where the next page in the same order begins; None if all records were examined."""
     places: Sequence[RecordPosition] = ()
     """The position of each attempt."""
 
@@ -50,9 +50,9 @@ def search(
     limit: int,
     most: int = MAX_LOOKED_AT,
 ) -> FoundAttempts:
-    """Return the matching attempts nearest to `start`, at most `limit`, among the next `most` records.
+    """Examine at most `most` records older than `start`, or newer if `start.is_backwards`; return the first `limit` matches.
 
-    The page may be empty although further attempts match: continue at `further`.
+    The page may be empty although further attempts match. The next page begins at `further`.
     """
     wanted = records.parameters(customer_id, asked)
     found = records.nearest(connection, "attempts", wanted, start, limit=limit, most=most)

@@ -63,7 +63,7 @@ class PollResult(NamedTuple):
 
     leased: list[LetterLease]
     has_more: bool
-    """True: there may be more. Poll again at once."""
+    """True: there may be more, so the poller should poll again at once."""
 
 
 def lease_end(now: dt.datetime, lease_s: float) -> dt.datetime:
@@ -91,8 +91,8 @@ def create(
 ) -> bool:
     """Create a consumer that begins after a position; change nothing and return False if the name exists.
 
-    The selection cannot change later, because a consumer examines a skipped dead letter again only after a seek. Its `url` and
-    `text` are not stored. Raise RegistrationError if the selection has a time range.
+    The selection cannot change later: a consumer examines a dead letter that did not match again only after a seek. The
+    selection's `url` and `text` are not stored. Raise RegistrationError if the selection has a time range.
     """
     if selection.since is not None or selection.until is not None:
         raise errors.RegistrationError("since", "a consumer cannot select by time: create it, then seek to the time")
@@ -137,16 +137,16 @@ def lease(
     max_unacknowledged: int = MAX_UNACKNOWLEDGED,
     max_parked: int = MAX_PARKED_PER_POLL,
 ) -> PollResult:
-    """Lease dead letters to a poller, at most `limit` and as many as fit into an answer, sorted by position.
+    """Lease dead letters to a poller: at most `limit`, and as many as fit into an answer. The result is sorted by position.
 
     The call takes dead letters of the first kind before those of the second:
 
-    1. Dead letters whose lease has expired, or whose wait after a nack is over. One that was leased `max_receives` times is
-       parked instead, and `max_parked` expired leases are examined for that. If one was discarded or redriven since, its lease
-       is deleted.
-    2. Dead letters that were never leased, until the consumer has `max_unacknowledged` without an ack.
+    1. Dead letters whose lease has expired, or whose wait after a nack is over. A dead letter that was leased `max_receives`
+       times is parked instead; a call examines at most `max_parked` expired leases for that. The lease of a dead letter that
+       was discarded or redriven since is deleted.
+    2. Dead letters that the consumer has never leased, until it has `max_unacknowledged` dead letters without an ack.
 
-    The search for the second kind runs in `of_whole_customer`, which lifts the limit of a key to endpoints. With the limit,
+    The search for the second kind runs in `of_whole_customer`, which lifts the endpoint limit of a limited key. With the limit,
     row-level security would hide the dead letters of other endpoints: each poll would read all of them, and the consumer would
     not move past them. A limited key reaches only consumers that select one of its endpoints. So the search returns only
     positions of this endpoint, and the dead letters at these positions are read with the limit.
@@ -240,7 +240,7 @@ def _new(
     held: int,
     of_whole_customer: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> tuple[list[ArchivedDeadLetter], bool]:
-    """Lease matching dead letters that were never leased. Return them, and True if there may be more."""
+    """Lease matching dead letters that the consumer has never leased. Return them, and True if there may be more."""
     if not limit:
         return [], False
     after, selection = consumer["read_until"], _selection(consumer)

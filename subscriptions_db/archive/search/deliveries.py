@@ -63,6 +63,7 @@ class DeliverySummary:
     tenant_id: str | None
     subscription_id: str | None
     events: int
+    """Number of events. For a batch, the four fields above are None."""
     began_at: dt.datetime
     """Time of the first record: the first attempt, or an outcome without an attempt."""
     newest_at: dt.datetime
@@ -81,11 +82,11 @@ class DeliverySummary:
 
 
 class FoundDeliveries(NamedTuple):
-    """A page of deliveries, the nearest to its start first."""
+    """A page of deliveries: the newest first, or the oldest first if `PageStart.is_backwards`."""
 
     deliveries: Sequence[DeliverySummary]
     further: RecordPosition | None
-    """Where to continue in the direction of the page; None if all were examined."""
+    """Where the next page in the same order begins; None if all records were examined."""
     places: Sequence[RecordPosition] = ()
     """The position of each delivery's first record."""
 
@@ -101,9 +102,9 @@ def search(
     most_of_one: int = MAX_OF_ONE,
     most_letters: int = MAX_LETTERS,
 ) -> FoundDeliveries:
-    """Return the matching deliveries that are nearest to `start`, at most `limit`.
+    """Examine at most `most` records older than `start`, or newer if `start.is_backwards`; return the first `limit` matches.
 
-    One call examines at most `most` records. So the page may be empty although further deliveries match: continue at `further`.
+    The page may be empty although further deliveries match. The next page begins at `further`.
     The newest `most_of_one` records of a delivery decide its status, and at most `most_letters` of its dead letters are
     counted.
     """

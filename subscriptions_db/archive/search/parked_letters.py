@@ -36,7 +36,7 @@ class ParkedPage(NamedTuple):
     until: int
     """The page is complete from its start to this position. A dead letter that is parked later may lie in this range."""
     has_more: bool
-    """True: there may be more in the direction of the page."""
+    """True: there may be more matches beyond `until`: earlier ones if `is_backwards`, else later ones."""
 
 
 class Unparked(NamedTuple):
@@ -44,7 +44,8 @@ class Unparked(NamedTuple):
 
     positions: list[int]
     has_more: bool
-    """True: more dead letters of the request are still parked. Repeat the call, after acks if `positions` is empty."""
+    """True: more dead letters of the request are still parked, so the caller repeats the call. If `positions` is empty, the
+    consumer must ack dead letters first."""
 
 
 def browse(
@@ -57,10 +58,10 @@ def browse(
     is_backwards: bool,
     limit: int,
 ) -> ParkedPage:
-    """Return the matching parked dead letters after `place`, or before it: at most `limit` and as many as fit into an answer.
+    """Return the consumer's matching parked dead letters after the position `place`, or before it with `is_backwards`.
 
-    Those that were discarded or redriven since are left out. The page may be empty although further dead letters are parked:
-    `has_more` says so.
+    The page has at most `limit` dead letters, and as many as fit into an answer. Those that were discarded or redriven since
+    are left out. The page may be empty although further dead letters are parked: `has_more` says so.
     """
     among: archived_dead_letters.Among = "parked_before" if is_backwards else "parked_after"
     found = archived_dead_letters.nearest(connection, customer_id, selection, among, place, limit=limit, consumer=name)

@@ -1,8 +1,9 @@
-"""Read pages of a customer's records in both directions, and count the matches, for the searches of attempts and deliveries.
+"""Read pages of a customer's records, and count records, for the searches of attempts and deliveries.
 
 Runs in the API. A record is a row of the table of attempts. One call examines a bounded number of records, so a search
-with a rare criterion costs no more than one without criteria. Records are sorted by time. A reader that pages by cursor misses
-a record that is archived after the reader has passed its time. The attempts topic has every attempt.
+with a rare criterion costs no more than one without criteria. Records of other endpoints, `webhook-id`s and times than those
+searched for do not count as examined. Records are sorted by time. A reader that pages by cursor misses a record that is
+archived after the reader has passed its time. The attempts topic has every attempt.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ Kind = Literal["attempts", "deliveries"]
 
 
 class FoundRows(NamedTuple):
-    """The rows of a page, the nearest to its start first."""
+    """The rows of a page: the newest first, or the oldest first if `PageStart.is_backwards`."""
 
     rows: list[dict[str, Any]]
     places: tuple[RecordPosition, ...]
     """The position of each row's record."""
     further: RecordPosition | None
-    """Where to continue in the direction of the page; None if all records were examined."""
+    """Where the next page in the same order begins; None if all records were examined."""
 
 
 class Total(NamedTuple):
@@ -43,10 +44,10 @@ class Total(NamedTuple):
 def nearest(
     connection: connect.Connection, kind: Kind, wanted: dict[str, Any], start: PageStart, *, limit: int, most: int
 ) -> FoundRows:
-    """Return the matches nearest to `start`, at most `limit`, among the next `most` records.
+    """Examine at most `most` records older than `start`, or newer if `start.is_backwards`; return the first `limit` matches.
 
-    The page may be empty although further records match: continue at `further`. `wanted` has the criteria that `parameters`
-    returns, and further criteria of the kind.
+    The page may be empty although further records match. The next page begins at `further`. `wanted` has the criteria that
+    the function `parameters` returns, and further criteria of the kind.
     """
     side = "after" if start.is_backwards else "before"
     asked = wanted | start.place.parameters() | {"limit": limit + 1, "most": most}

@@ -20,9 +20,9 @@ class SearchFilter:
     """An exact type, or a prefix wildcard such as `order.*`. An attempt of a batch has no type."""
     tenant_id: str | None = None
     since: dt.datetime | None = None
-    """Dead-lettered, or started, at this time or later."""
+    """Matches dead letters whose `dead_lettered_at`, and attempts whose `started_at`, is this time or later."""
     until: dt.datetime | None = None
-    """Dead-lettered, or started, before this time."""
+    """Matches dead letters whose `dead_lettered_at`, and attempts whose `started_at`, is before this time."""
     url: str | None = None
     """A text in the present URL of the endpoint. Upper and lower case are equal."""
     text: str | None = None
