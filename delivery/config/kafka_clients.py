@@ -94,15 +94,17 @@ def _translated(kafka: KafkaSettings) -> Iterator[None]:
         if error.code() != confluent_kafka.KafkaError._INVALID_ARG:  # noqa: SLF001  # its public name
             raise
         raise errors.SettingsError(_refusal(kafka, error.str())) from None
-    except TypeError as exc:  # an option that is a function, such as `error_cb`, cannot be set as text
-        raise errors.SettingsError(_refusal(kafka, str(exc))) from None
+    except (TypeError, AttributeError) as exc:  # for an option that is a function or a table, such as `error_cb`
+        raise errors.SettingsError(_refusal(kafka, str(exc), takes_text=False)) from None
 
 
-def _refusal(kafka: KafkaSettings, text: str) -> str:
+def _refusal(kafka: KafkaSettings, text: str, *, takes_text: bool = True) -> str:
     """Return the message for the operator. `text` is librdkafka's message, of which only names of options are used."""
     named = [name for name in for_librdkafka(kafka) if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
     if text.startswith("No such configuration property"):
         problem = "librdkafka has no option of this name"
+    elif not takes_text:
+        problem = "the option takes a function or a table, and a setting is text"
     else:
         problem = "librdkafka refuses the value, which is not shown here because it may be a password"
     if others := [name for name in named if name in kafka.librdkafka_options]:

@@ -17,10 +17,8 @@ _TYPES: dict[str, str] = {
     "string_sub_type": "text",
     "int_type": "a whole number",
     "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
     "float_type": "a number",
     "float_parsing": "a number",
-    "finite_number": "a finite number",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "list_type": "a list",
@@ -42,7 +40,10 @@ _BOUNDS = {
 _TIME = "must be a time with its offset from UTC, such as 2026-01-31T12:00:00Z"
 _OTHERS = {
     "missing": "is missing: add it",
+    "int_from_float": "must be a whole number: remove the fraction",
     "int_parsing_size": "has too many digits: use a smaller number",
+    "finite_number": "must be a finite number, not inf or nan",
+    "invalid_key": "is a name that is not text: put it in quotes",
     "string_unicode": "has a character that UTF-8 cannot encode: remove it",
     "datetime_type": _TIME,
     "datetime_parsing": _TIME,
@@ -63,9 +64,9 @@ def explained(error: Any, words: Mapping[str, str], *, is_yaml: bool = False) ->
     if kind in _OTHERS:
         return _OTHERS[kind]
     if kind in _TYPES:
-        return (
-            f"must be {_TYPES[kind]}, but is {_kind_of(error['input'], is_yaml=is_yaml, is_text_wanted=_TYPES[kind] == 'text')}"
-        )
+        given = _kind_of(error["input"], is_yaml=is_yaml, is_text_wanted=_TYPES[kind] == "text")
+        # A text such as "8" counts as a number, and an environment variable is always text.
+        return f"must be {_TYPES[kind]}, but is {'other text' if kind.endswith('_parsing') and given == 'text' else given}"
     if kind in _BOUNDS:
         return _BOUNDS[kind].format(**{name: _number(bound) for name, bound in context.items()})
     if kind == "string_pattern_mismatch":

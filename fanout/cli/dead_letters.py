@@ -75,7 +75,7 @@ def consumers(
 
 
 def _with_bounds(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a consumer with a `+` after each count that is not exact."""
+    """Return the row of a consumer with a `+` after each count that is only a lower bound."""
     counts = {name: row[name] if row[f"{name}_is_exact"] else f"{row[name]}+" for name in ("waiting", "parked")}
     return row | counts
 
@@ -107,7 +107,7 @@ def export(
     reason: OfReason = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Write at most this many dead letters.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Write at most this many dead letters. Default: all.")] = None,
 ) -> None:
     """Write dead letters to FILE as JSON lines, unchanged from their topic.
 
@@ -139,7 +139,9 @@ def redrive(
     reason: OfReason = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Redrive at most this many dead letters, the oldest.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Redrive at most this many dead letters, the oldest. Default: all.")
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Redrive all dead letters. Required when no other option selects them.")
     ] = False,

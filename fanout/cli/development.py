@@ -56,7 +56,8 @@ def demo(
 def listen(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")] = 9000,
     secret: Annotated[
-        list[str] | None, typer.Option(help="Signing secret (whsec_…) for verification; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Signing secret (whsec_…) for verification; may be repeated. Default: none is verified."),
     ] = None,
     status: Annotated[int, typer.Option(help="Answer every request with this status.")] = 200,
     as_json: AsJson = False,

@@ -181,13 +181,15 @@ def accept_loss(
     if as_json:
         _print_json({"accepted": is_sure, "lost": found})
         return
+    if not found:
+        console.print(f"The lanes {', '.join(names)} have lost no records, and nothing was changed.")
+        return
     _print_table(found)
-    if found:
-        console.print(
-            "The loss is in the audit log. The job continues after these records."
-            if is_sure
-            else "No record was skipped. To continue without these records, run the command again with --yes."
-        )
+    console.print(
+        "The loss is in the audit log. The job continues after these records."
+        if is_sure
+        else "No record was skipped. To continue without these records, run the command again with --yes."
+    )
 
 
 def _lanes(chosen: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -223,7 +225,7 @@ def archive(
         bool, typer.Option("--once", help="Archive the records that are in Kafka now, run what was requested, then exit.")
     ] = False,
 ) -> None:
-    """Copy dead letters and attempts to Postgres; run redrives, replays and operational events.
+    """Copy dead letters and attempts to Postgres, run redrives and replays, and publish operational events.
 
     SIGTERM and Ctrl-C stop the command between two writes.
     """
@@ -262,7 +264,12 @@ def publish(
         if str(file) == "-":
             messages = publishing.from_lines(sys.stdin.buffer, config.source, topic, layout)
         else:  # all lines are checked before the first is published
-            messages = list(publishing.from_lines(file.read_bytes().splitlines(), config.source, topic, layout))
+            try:
+                lines = file.read_bytes().splitlines()
+            except OSError as exc:
+                problem = f"cannot be read ({exc.strerror}), so nothing was published: name a readable file"
+                raise errors.RegistrationError(str(file), problem) from exc
+            messages = list(publishing.from_lines(lines, config.source, topic, layout))
     else:
         raise typer.BadParameter("there is nothing to publish: name an NDJSON file, or add --generate N")
     published = publishing.publish_all(config, messages)

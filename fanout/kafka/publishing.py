@@ -59,7 +59,7 @@ class Placed:
     partition: int
     offset: int
     appended_at_ms: int
-    """The record's timestamp: the time when the client got the message, or of its append if the topic is configured so."""
+    """The record's timestamp: when the client got the message, or with LogAppendTime when the broker appended it."""
 
 
 class Publisher:
@@ -163,9 +163,9 @@ def from_lines(
 ) -> Iterator[Message]:
     """Yield a message for each NDJSON line. Empty lines are skipped.
 
-    `topic` is the topic of all messages; None: each event's type names its topic. `layout` None: lines that the job would
-    reject are yielded too. Raise RegistrationError with the number of a wrong line. The line is not JSON, lacks a type that
-    must name the topic, or would be rejected by `layout`.
+    `topic` is the topic of all messages; None: each event's type names its topic. `layout` is the job's layout of events; None:
+    lines that the job would reject are yielded too. Raise RegistrationError, with the number of the line, for a line that is
+    not JSON, lacks a type that must name the topic, or would be rejected by the job.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -177,9 +177,10 @@ def from_lines(
             raise errors.RegistrationError(f"line {number}", problem) from exc
         named = topic or parsing.at(document, plan_builder.path_of(source.type_field))
         if not named:
-            raise errors.RegistrationError(
-                f"line {number}", f"has no {source.type_field!r}: add it, or name a topic with --topic. {_STOPPED}"
-            )
+            problem = f"has no {source.type_field!r}: add it, or name a topic with --topic"
+            if not isinstance(document, dict):
+                problem = "is JSON, but no object: write the event as a JSON object"
+            raise errors.RegistrationError(f"line {number}", f"{problem}. {_STOPPED}")
         message = Message(topic=topic or source.topic_prefix + str(named), value=line.strip())
         if layout is not None:
             _require_event(f"line {number}", message, layout)

@@ -40,13 +40,13 @@ class Extent:
     first: int
     """First offset to read."""
     end: int
-    """Offset after the last record."""
+    """Offset after the last record to read."""
 
     @property
     def is_whole(self) -> bool:
-        """Return True if Kafka has certainly deleted no record that the range is meant to have.
+        """Return True if Kafka has certainly deleted no record that `Scanner.extents` was asked for.
 
-        These are all records of the partition, or those since the `since_ms` of `Scanner.extents`.
+        It was asked for all records of the partition, or for those since its `since_ms`.
         """
         return self.low == 0 or self.first > self.low
 
@@ -75,7 +75,7 @@ class Scanner:
     def extents(self, names: Iterable[str], *, since_ms: int | None = None) -> list[Extent]:
         """Return the ranges of offsets that the partitions of these topics have now. Topics that do not exist are left out.
 
-        With `since_ms`, a range begins at the first record that is not older. It is empty if all records are older.
+        With `since_ms`, a range begins at the first record that is not older than `since_ms`. It is empty if all are older.
         """
         with self._translated():
             known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
@@ -136,7 +136,7 @@ class Scanner:
 
     @contextlib.contextmanager
     def _progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show the progress on a terminal."""
+        """Show the progress on a terminal. Yield a function that is called with the number of each poll's records."""
         if self._console is None or not self._console.is_terminal:
             yield lambda _: None
             return
@@ -155,8 +155,9 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
     try:
         consume(message)
     except (errors.StateUnreadable, LookupError, RecursionError, TypeError, ValueError) as exc:
+        said = f"{type(exc).__name__}: {str(exc).partition('. ')[0]}"
         raise errors.RecordUnreadable(
-            f"record {place}:{message.offset()} is not one that this version of the job writes ({exc!r}): another program, or "
+            f"record {place}:{message.offset()} is not one that this version of the job writes ({said}): another program, or "
             "another version of the job, has written to this topic. Reading stopped at this record, and nothing was written to "
             "Kafka: run this command in the version that wrote the record. If another program wrote it, stop that program; the "
             "command works again when Kafka has deleted the record"

@@ -67,7 +67,7 @@ class ManifestSubTenant(parts.ManifestPart):
 
 
 class ManifestTenantFields(parts.ManifestPart):
-    """The fields of a tenant in a document. The API adds quotas."""
+    """The fields of a tenant in a document. The API's own type of a tenant adds the quotas."""
 
     name: Name = ""
     """The name, for people."""
@@ -98,8 +98,8 @@ class EndpointFields(parts.ManifestPart):
     content_mode: Literal["standard", "cloudevents_binary", "cloudevents_structured"] = "standard"
     """The form of requests: Standard Webhooks, or CloudEvents in binary or structured mode."""
     payload: Literal["json", "original"] = "json"
-    """The form of values of the schema registry (Avro, Protobuf, JSON Schema). `json`: converted to JSON. `original`: as their
-    producers wrote them."""
+    """The form of payloads with a schema of the schema registry (Avro, Protobuf, JSON Schema). `json`: converted to JSON.
+    `original`: as their producers wrote them."""
     headers: dict[str, str] = Field(default={})
     """Additional headers of each request, by name."""
     auth: parts.AuthFields = parts.AuthFields()
@@ -107,7 +107,8 @@ class EndpointFields(parts.ManifestPart):
     tls: parts.TlsFields = parts.TlsFields()
     """TLS settings of connections, where they differ from the system's."""
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Maximum concurrent requests to the endpoint. Null: the operator's bound for each worker holds."""
+    """Maximum concurrent requests to the endpoint, divided among the workers. Each worker may have at least one. Null: the
+    operator's bound for each worker holds."""
     max_per_second: Annotated[float, Field(gt=0, le=100_000)] | None = None
     """Maximum requests a second to the endpoint. Null: no limit."""
     batch: parts.BatchFields = parts.BatchFields()
@@ -115,7 +116,8 @@ class EndpointFields(parts.ManifestPart):
     retry: parts.RetryFields = parts.RetryFields()
     """The schedule and the limits of retries."""
     order_by: Annotated[str, Field(pattern=mistakes.FIELD_PATH_PATTERN, max_length=255)] | None = None
-    """The field of an event whose equal values are delivered in order. Null: no order. Only with mode `direct`."""
+    """The path of a payload field. Events with equal values in this field are delivered in order. Null: no order. Only with
+    mode `direct`."""
     validation: Literal["none", "cloudevents"] = "none"
     """With `cloudevents`, deliveries wait until the receiver has permitted them."""
     description: Description = ""
@@ -136,7 +138,7 @@ class ManifestEndpoint(EndpointFields):
     status: Literal["active", "paused", "disabled"] | None = None
     """Omitted: active, except that an endpoint disabled with a reason stays disabled."""
     signing_secrets: list[SecretStr] | None = Field(None, min_length=1, max_length=endpoint_secrets.MAX_SIGNING_KEYS)
-    """The newest first; several during a rotation. Omitted: the stored ones stay, or one is generated."""
+    """The newest first; several during a rotation. Omitted: the stored secrets stay. If none is stored, one is generated."""
 
     @pydantic.model_validator(mode="after")
     def _can_be_batched(self) -> ManifestEndpoint:
@@ -153,7 +155,7 @@ class ManifestEndpoint(EndpointFields):
 
 
 class SubscriptionFields(parts.ManifestPart):
-    """The fields that the API takes both to create and to change a subscription."""
+    """The fields of a subscription that a manifest has, and that API requests can set and change."""
 
     event_type: EventType
     """An exact type, a prefix wildcard such as `order.*`, or `*` for all types."""
@@ -184,8 +186,10 @@ class ManifestSubscription(SubscriptionFields):
 
     @pydantic.model_validator(mode="after")
     def _says_whose_events(self) -> ManifestSubscription:
-        if self.everything == bool(self.tenants or self.sub_tenants):
-            raise ValueError("must have either everything: true, or tenants or sub_tenants, and not both")
+        if self.everything and (self.tenants or self.sub_tenants):
+            raise ValueError("has everything: true beside tenants or sub_tenants: remove one of the two")
+        if not (self.everything or self.tenants or self.sub_tenants):
+            raise ValueError("does not say whose events: add tenants or sub_tenants, or everything: true")
         return self
 
     def scopes(self) -> frozenset[tuple[str, str, str | None]]:
@@ -248,7 +252,7 @@ def load(text: str | bytes, address_guard: guard.Guard, name: str = "") -> Manif
     """Parse and check a document.
 
     Raise RegistrationError, with the line if it is known, if the document is not YAML, too large or nested too deeply. Raise
-    ManifestRefused with file and line of every mistake in a YAML document.
+    ManifestRefused with file and line of each mistake that `check` finds.
     """
     document = yaml_document.read(text, name)
     with document.naming_lines(name):
@@ -256,7 +260,10 @@ def load(text: str | bytes, address_guard: guard.Guard, name: str = "") -> Manif
 
 
 def check(document: Any, address_guard: guard.Guard) -> Manifest:
-    """Return the manifest of a parsed document; raise ManifestRefused with every mistake."""
+    """Return the manifest of a parsed document; raise ManifestRefused with the mistakes of all rows.
+
+    Rows are first checked against their type. Rows that fit the type are then checked for URL, secrets, filter and schema.
+    """
     manifest, found = None, []
     try:
         manifest = Manifest.model_validate(document)

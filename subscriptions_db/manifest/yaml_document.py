@@ -53,7 +53,8 @@ BOM = "\ufeff"
 """The byte order mark, which some editors of Windows write first."""
 _SURROGATES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 """A character that JSON escapes as two surrogates. libyaml refuses both."""
-_MISFIT = "a value does not fit its tag (!!int abc), or is a number of thousands of digits: put it in quotes"
+_MISFIT = "a value does not fit its tag !!{}: correct it, or put it in quotes without a tag"
+_TOO_LONG = "a number has too many digits: put it in quotes"
 
 
 class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
@@ -81,7 +82,10 @@ class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
         try:
             return _SAFE_LOADER.yaml_constructors[node.tag](self, node)
         except (ArithmeticError, AttributeError, LookupError, ValueError) as exc:  # PyYAML does not check the text
-            raise yaml.constructor.ConstructorError(None, None, _MISFIT, node.start_mark) from exc
+            tag = node.tag.removeprefix(_TAG)
+            is_number = tag == "int" and str(node.value).lstrip("+-").isdecimal()
+            said = _TOO_LONG if is_number else _MISFIT.format(tag)
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from exc
 
 
 for _tag in ("bool", "int", "float", "timestamp"):
@@ -94,14 +98,21 @@ class Document:
 
     value: Any
     root: yaml.Node | None
+    """The top node, which has the positions. None: the document is empty."""
 
     def line_of(self, path: str) -> int | None:
-        """Return the line of a field, or of the nearest field around it; None for the document as a whole."""
+        """Return the line of a field, or of the nearest field around it.
+
+        None: `path` is empty, so it means the whole document, or the document is empty.
+        """
         return _line_of(self.root, path) if path and self.root is not None else None
 
     @contextlib.contextmanager
     def naming_lines(self, name: str) -> Iterator[None]:
-        """Raise the mistakes of the block as one ManifestRefused, with their lines, sorted by line. `name` is the file."""
+        """Raise the RegistrationErrors of the block as one ManifestRefused, sorted by line.
+
+        Each error names its line and the file `name`.
+        """
         try:
             yield
         except errors.RegistrationError as exc:
@@ -116,7 +127,8 @@ class Document:
 def read(text: bytes | str, name: str = "") -> Document:
     """Return a parsed document. The value of an empty document is an empty dictionary.
 
-    A text that is JSON has the value of JSON: YAML 1.1 reads the number 3e2 as text. Its lines are those of YAML.
+    A JSON object or list is parsed as JSON, because YAML 1.1 reads the number 3e2 as text. The lines of its fields come from
+    the YAML parser. `name` is the file, for messages.
 
     Raise RegistrationError, with the line if it is known, if the document is too large, nested too deeply, or not YAML.
     """
@@ -128,7 +140,8 @@ def read(text: bytes | str, name: str = "") -> Document:
         )
     loader, as_json = None, _json_value(text)
     if as_json is not None:
-        text = _SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), _without_mark(text))
+        spaced = _without_mark(text).replace("\t", " ")  # tabs of JSON only stand between tokens, where YAML may refuse them
+        text = _SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), spaced)
     try:
         _require_shallow(text, name)
         loader = _Loader(text)

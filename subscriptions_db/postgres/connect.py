@@ -104,7 +104,7 @@ def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retry
     """Return a tenacity retryer that repeats a function while it raises RegistryUnavailable or RegistryOutdated.
 
     Each failure is logged, and the waits between the calls grow up to 5 s. Without `stop` the retryer repeats for ever. Once
-    `stop` is set, it raises tenacity.RetryError at the next failure, and does not log it.
+    `stop` is set, the retryer raises tenacity.RetryError at the next failure, and does not log the failure.
     """
     stop = stop or threading.Event()
     return tenacity.Retrying(
@@ -150,7 +150,7 @@ def translated_errors() -> Iterator[None]:
        right.
     4. RegistryUnavailable: a migration changed the columns of a statement that this connection has prepared. A new connection
        can run the statement.
-    5. RegistryUnavailable: Postgres cannot be reached, ends the connection, or cancels the statement.
+    5. RegistryUnavailable: Postgres cannot be reached, lacks a resource, ends the connection, or cancels the statement.
 
     psycopg's other errors are faults of this code, and pass unchanged.
     """
@@ -199,11 +199,21 @@ def translated_errors() -> Iterator[None]:
             "load of Postgres and the setting database.statement_timeout_s"
         ) from exc
     except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
-        said = exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
-        raise errors.RegistryUnavailable(
-            f"Postgres cannot be reached ({said}). A transaction that was not yet committing wrote nothing. Check that "
-            "Postgres runs, and that the connection URL (database.url, for the API api.database_url) leads to it"
-        ) from None
+        raise _unavailable(exc) from None
+
+
+def _unavailable(exc: psycopg.Error) -> errors.RegistryUnavailable:
+    """Return the error for a server that lacks a resource, cannot be reached, or ended the connection."""
+    said = exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
+    if (exc.sqlstate or "")[:2] in _EXHAUSTED:
+        return errors.RegistryUnavailable(
+            f"Postgres lacks a resource ({_said(said)}), and the transaction was rolled back. Give its server what the "
+            "brackets name, such as disk space, memory or more connections"
+        )
+    return errors.RegistryUnavailable(
+        f"Postgres cannot be reached ({said}). A transaction that was not yet committing wrote nothing. Check that Postgres "
+        "runs, and that the connection URL (database.url, for the API api.database_url) leads to it"
+    )
 
 
 @contextlib.contextmanager
@@ -253,6 +263,8 @@ def role_required() -> Iterator[None]:
         ) from exc
 
 
+_EXHAUSTED = frozenset({"53", "58"})
+"""Classes of SQLSTATE: insufficient resources, and errors of the server's disk."""
 _NOT_CONNECTED = (
     re.compile(r"connection to server at \"([\w.:%-]+)\"(?: \([^)]*\))?, (port \d+) failed: ([^\n@]*)(?:\n|$)"),
     re.compile(r"connection to server on (socket \"[^\"@]*\") failed: ([^\n@]*)(?:\n|$)"),

@@ -116,6 +116,8 @@ def _public_key_of(pem: Secret) -> bytes:
         # The validation of an RSA key's numbers is skipped: it takes 48 ms, and the rest of a row 0.1 ms.
         key = load_pem_private_key(pem.reveal(), password=None, unsafe_skip_rsa_key_validation=True)
         return key.public_key().public_bytes(*_SPKI)
-    except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):  # TypeError: the key is encrypted
-        problem = "is not a PEM private key without a password: paste it as PEM, and remove its password"
-        raise errors.RegistrationError("", problem) from None  # the cause may quote the key
+    except TypeError:  # the key is encrypted
+        problem = "has a password: paste the private key as PEM without a password"
+    except (ValueError, exceptions.UnsupportedAlgorithm):
+        problem = "is not a PEM private key: paste it as PEM, without a password"
+    raise errors.RegistrationError("", problem)  # without the cause, which may quote the key

@@ -31,7 +31,7 @@ differ. Reading too much costs only time."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBounds:
-    """The bounds of a reading."""
+    """The time limits for reading a topic of results."""
 
     read_s: float = 60.0
     """Seconds for reading the results. Deliveries whose results are not read by then are repeated. For offset receipts: longest
@@ -41,7 +41,7 @@ class ReadBounds:
 
 
 BOUNDS = ReadBounds()
-"""The bounds of every reading."""
+"""The time limits of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,10 @@ def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[comp
         )  # fmt: skip
     if found.unreadable:
         log.warning(
-            "%d records of the topics %s could not be read; a log line before shows the first. Their deliveries may be sent "
-            "again, with the same webhook-id. After a change of the version there is nothing to do. Otherwise another program "
-            "writes to these topics: find it, or send the traceback to the maintainers of the platform",
+            "%d records of the topics %s could not be read. An earlier log line, `could not be read after a micro-batch was "
+            "interrupted`, names the first. Their deliveries may be sent again, with the same webhook-id. After a change of "
+            "the version there is nothing to do. Otherwise another program writes to these topics: find it, or send the "
+            "traceback to the maintainers of the platform",
             found.unreadable, _listed(found, work_log),
         )  # fmt: skip
     log.info(

@@ -38,19 +38,20 @@ MOST_ABSENCES = 3
 """Consecutive restarts of a query without progress, after which the lane fails. A query restarts when Kafka answers again after
 an outage."""
 MOST_FAILED_PLANS = 10
-"""The same, where planning timed out. More, because the end of the job would cost more CPU than a further restart."""
+"""Consecutive restarts of a query without progress, after which the lane fails if planning times out again. More than
+MOST_ABSENCES, because the end of the job would cost more CPU than a further restart."""
 _NO_PLAN = re.compile(r"(\[STREAM_FAILED\].* terminated with exception: )?Python worker failed to connect back")
 """Error of a query that could not be planned. Spark checks a plan with state in a Python process on the driver's machine, and
 waits 10 s for its start. The same error of a task's worker does not match, because its text starts with the aborted job."""
 WAITS_FOR_KAFKA = (
     "lane %s waits for Kafka (%s). Nothing is lost, and the lane restarts by itself when Kafka answers: check the brokers"
 )
-"""Log message when a query ended because Kafka did not answer: the lane and the cause."""
+"""Log message when a query ended because Kafka did not answer. Its values are the lane and the cause."""
 WAITS_FOR_SCHEMAS = (
     "lane %s waits for the schema registry (%s). Its records wait in Kafka, and the lane restarts by itself when the schema "
     "registry answers: check that server, and schema_registry.url, username and password"
 )
-"""Log message when a task of the real-time lane got no answer of the schema registry: the lane and the cause."""
+"""Log message when a task of the real-time lane got no answer of the schema registry. Its values are the lane and the cause."""
 REASON = "Reason: "
 """Prefix of the line in which Spark's Kafka source names the affected partition."""
 PY4J_LOG = "py4j.clientserver"
@@ -218,7 +219,7 @@ class StreamingLane(Generic[Registry]):
                 raise errors.LaneFailed(
                     f"lane {self._name} was asked to stop {self._stalled_after_s:.0f} s ago, and its micro-batch still runs. "
                     "It is interrupted, and runs again at the next start, without the deliveries that have ended. If this "
-                    "happens often, look in the log for errors before this line, or raise metrics.stalled_after_s"
+                    "happens often, look for earlier errors in the log of the job, or raise metrics.stalled_after_s"
                 )
             self._begins.wait(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
             self._begins.clear()

@@ -1,8 +1,8 @@
 """In the registry, disable those endpoints that answered with status 410 (gone) or have failed for days.
 
 Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request to
-disable endpoints, and the thread writes these requests to Postgres. Guarantee: a request that is repeated while Postgres
-answers is written. A request that was last made more than STALE_S ago is dropped. The endpoint may have recovered, or an
+disable endpoints, and the thread writes these requests to Postgres. Guarantee: while Postgres answers, each request is written.
+While it does not, a request that was last made more than STALE_S ago is dropped. The endpoint may have recovered, or an
 operator may have acted. If the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
 """
 
@@ -145,7 +145,8 @@ class EndpointDisabler:
         if stale:
             log.warning(
                 "%d endpoints were not disabled: the registry could not be written for %.0f s. They get attempts as before, "
-                "and are disabled once they fail again. Check Postgres, and the log lines before this one",
+                "and are disabled once they fail again. Check Postgres. Earlier log lines, `the registry cannot be read or "
+                "changed` or `could not be disabled in the registry`, name the cause",
                 len(stale), STALE_S, extra=_named(stale),
             )  # fmt: skip
         for reason in sorted({request.reason for request in waiting.values()}):

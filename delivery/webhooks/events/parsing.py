@@ -26,14 +26,14 @@ from delivery.webhooks.events import attributes as event_attributes
 from delivery.webhooks.events import batch_records, content_encoding, event_times, opaque, raw_member
 
 JSON = "application/json"
-"""Media type of a payload that names none."""
+"""Media type of a payload whose producer names none."""
 STRUCTURED = "application/cloudevents"
 """Beginning of the content type of structured mode."""
 MAX_ATTRIBUTE_CHARS = 1024
 """Most characters of an id, type, source or tenant: they become part of bodies and keys. CloudEvents has no bound."""
 MAX_KEPT_BYTES = 700_000
-"""Most bytes of an opaque payload as a JSON string, and of its record's headers. A dead letter has both in base64, and must fit
-into Kafka's 1 MiB. A JSON payload is bounded by `source.max_event_bytes`, which is not above this number."""
+"""Most bytes of an opaque payload as a JSON string and of its record's headers, together. A dead letter has both in base64, and
+must fit into Kafka's 1 MiB. A JSON payload is bounded by `source.max_event_bytes`, which is not above this number."""
 HEADER_OVERHEAD_BYTES = 24
 """Bytes that each header of a record adds to the record's size, besides the header's name and content."""
 
@@ -139,8 +139,9 @@ def require_room(record: Record, json_bytes: int) -> None:
 def header_bytes(name: str, content: bytes) -> int:
     """Return the number of bytes for which a record's header counts towards `Layout.max_bytes`.
 
-    The number is at least three quarters of the header's bytes in the JSON of a dead letter. An empty header has thirty bytes
-    in that JSON, and two in Kafka. A control character in a header's name has six bytes in that JSON.
+    The number is at least three quarters of the header's bytes in the JSON of a dead letter. The header's bytes in Kafka would
+    be no measure: an empty header has two bytes in Kafka and thirty in that JSON, and a control character in a name has one and
+    six.
     """
     return len(orjson.dumps(name)) + len(content) + HEADER_OVERHEAD_BYTES
 
@@ -154,7 +155,8 @@ def _owner_of(topic: str, tenant_of_topic: str) -> str | None:
 def _read(record: Record, layout: Layout) -> Event:
     """Return the event in a record, decompressed and parsed in the mode in which the record was written.
 
-    1. A `content-type` that begins with `application/cloudevents` is structured mode. Only `+json` is accepted.
+    1. A `content-type` that begins with `application/cloudevents` is structured mode. Only `+json` is an event. `-batch+json`
+       is a batch record.
     2. A `ce_specversion` header is binary mode.
     3. Any other record is plain JSON.
     """
@@ -293,7 +295,7 @@ def _cloud_event(
         event_type=_required(attributes.get("type"), "type"),
         source=_required(attributes.get("source"), "source"),
         tenant_id=TenantId(_required(attributes.get("tenantid"), "tenantid")),
-        sub_tenant_id=_sub_tenant(attributes.get("subtenantid")),
+        sub_tenant_id=_sub_tenant(attributes.get("subtenantid"), "subtenantid"),
         time=time or event_times.of_record(record.appended_at_ms),
         data=data,
         content=content,
@@ -309,16 +311,17 @@ def _plain(record: Record, value: bytes, layout: Layout) -> Event:
     document = _loads(value)
     if not isinstance(document, dict):
         raise errors.EventRejected("not_json", "the value is JSON, but no object: a plain event is a JSON object")
-    event_id = _optional(at(document, layout.id_path), "id")
+    event_id = _optional(at(document, layout.id_path), layout.id_path)
     given = at(document, layout.time_path)
-    time = event_times.read(given, passes_invalid=layout.passes_plain_time)
+    time = event_times.read(given, passes_invalid=layout.passes_plain_time, path=layout.time_path)
     event = Event(
         # Unique, and the same after a re-read: the position of the record never changes.
         event_id=EventId(event_id or f"{record.topic}:{record.partition}:{record.offset}"),
-        event_type=_optional(at(document, layout.type_path), "type") or record.topic.removeprefix(layout.topic_prefix),
+        event_type=_optional(at(document, layout.type_path), layout.type_path)
+        or record.topic.removeprefix(layout.topic_prefix),
         source=record.topic,
         tenant_id=TenantId(_required(at(document, layout.tenant_path), ".".join(layout.tenant_path))),
-        sub_tenant_id=_sub_tenant(at(document, layout.sub_tenant_path)),
+        sub_tenant_id=_sub_tenant(at(document, layout.sub_tenant_path), layout.sub_tenant_path),
         time=time or event_times.of_record(record.appended_at_ms),
         data=value,
         content=document,
@@ -351,16 +354,18 @@ def _is_missing(value: Any) -> bool:
     return value is None or value == ""
 
 
-def _optional(value: Any, name: str) -> str | None:
+def _optional(value: Any, name: str | tuple[str, ...]) -> str | None:
     """Return an attribute as text; None if it is missing or empty. A whole number becomes text: ids in JSON are often numbers.
 
-    Raise EventRejected for any other value, and for text that is too long or not printable.
+    Raise EventRejected for any other value, and for text that is too long or not printable. `name` is the attribute's name, or
+    its path in plain JSON, for the text of the error.
     """
     if _is_missing(value):
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or len(value) > MAX_ATTRIBUTE_CHARS or not value.isprintable():
+        name = name if isinstance(name, str) else ".".join(name)
         problem = f"{name} is not printable text of 1 to {MAX_ATTRIBUTE_CHARS} characters: shorten or correct it"
         raise errors.EventRejected("bad_attribute", problem)
     return value
@@ -373,6 +378,6 @@ def _required(value: Any, name: str) -> str:
     return text
 
 
-def _sub_tenant(value: Any) -> SubTenantId | None:
-    text = _optional(value, "sub-tenant id")
+def _sub_tenant(value: Any, name: str | tuple[str, ...]) -> SubTenantId | None:
+    text = _optional(value, name)
     return None if text is None else SubTenantId(text)

@@ -1,8 +1,8 @@
 """Block requests to addresses, names and headers that a customer must not reach or set.
 
 Runs in the executors, on the driver, in the API and in the commands. Registration checks URLs, headers and literal addresses,
-and looks up no names. Each connection checks the address of its socket by the same rules. This check decides, because a name
-may lead to any address.
+and looks up no names. Each connection checks the address of its socket by the same rules. The connection's check decides,
+because a name may lead to any address.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Guard:
         if len(url) > MAX_URL_CHARS:
             raise errors.TargetRefused("url", f"has {len(url)} characters; at most {MAX_URL_CHARS} are accepted: shorten it")
         if not (url.isascii() and url.isprintable() and _NOT_IN_URLS.isdisjoint(url)):
-            raise errors.TargetRefused("url", "holds a character that no URL has; write it percent-encoded")
+            problem = "holds a character that no URL has: percent-encode it; in a host, use punycode (xn--…)"
+            raise errors.TargetRefused("url", problem)
         scheme, _, rest = url.partition("://")
         if scheme.lower() not in ({"https", "http"} if self.allow_http else {"https"}):
             raise errors.TargetRefused("url", "must begin with https://")
@@ -126,7 +127,7 @@ class Guard:
             raise errors.TargetRefused("url", "has a fragment: remove # and what follows")
         parts = _AUTHORITY.fullmatch(authority)
         if parts is None:
-            raise errors.TargetRefused("url", "is not a URL: write https://host/path")
+            raise errors.TargetRefused("url", "has no valid host or port: write https://host/path")
         port = int(parts["port"] or _DEFAULT_PORTS[scheme.lower()])
         if not 0 < port <= MAX_PORT or (self.allow_ports and port not in self.allow_ports):
             raise errors.TargetRefused(
@@ -198,7 +199,8 @@ def check_headers(headers: Mapping[str, str]) -> None:
         path = f"headers.{ascii(name[:MAX_HEADER_NAME_CHARS])[1:-1]}"
         lowered = name.lower().replace("_", "-")  # as CGI and similar interfaces read it: Content_Length becomes CONTENT_LENGTH
         if len(name) > MAX_HEADER_NAME_CHARS or not _TOKEN.fullmatch(name):
-            raise errors.TargetRefused(path, "is no valid name of a header: use letters, digits and `-`, without spaces")
+            problem = f"is no valid name of a header: use 1 to {MAX_HEADER_NAME_CHARS} letters, digits or `-`"
+            raise errors.TargetRefused(path, problem)
         if lowered in DENIED_HEADERS or lowered.startswith(DENIED_HEADER_PREFIXES):
             raise errors.TargetRefused(path, "is set by the platform or by HTTP itself: leave it out")
         if len(value) > MAX_HEADER_VALUE_CHARS:

@@ -21,7 +21,9 @@ MAX_ANSWER_BYTES = 128 * 1024
 SWITCHING_PROTOCOLS = 101
 """Status of a server that leaves HTTP. The connection can take no further request."""
 
-_NOT_HTTP = "the answer is not HTTP, or its head is beyond the bounds"
+_NOT_HTTP = "the answer is not valid HTTP"
+_TOO_MANY_HEADERS = f"the answer has more than {MAX_HEADERS} headers"
+_HEAD_TOO_LARGE = f"the head of the answer, interim answers included, has more than {MAX_ANSWER_BYTES // 1024} KiB"
 
 
 class HttpConnection(asyncio.Protocol):
@@ -114,12 +116,13 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # after a complete 101
             pass
-        except httptools.HttpParserError:
-            self.end(errors.ResponseInvalid(_NOT_HTTP))
+        except httptools.HttpParserError as exc:
+            ours = exc.__context__  # raised by `on_header`
+            self.end(ours if isinstance(ours, errors.ResponseInvalid) else errors.ResponseInvalid(_NOT_HTTP))
         if self._answer is not None:
             self._received += len(data)
             if self._received > MAX_ANSWER_BYTES or len(self.body) >= MAX_RESPONSE_BYTES:
-                self.end(errors.ResponseInvalid(_NOT_HTTP))
+                self.end(errors.ResponseInvalid(_HEAD_TOO_LARGE))  # once there is a status, the response so far counts
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport, self._lost_because = None, exc
@@ -135,7 +138,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(self.headers) >= MAX_HEADERS:
-            raise errors.ResponseInvalid(_NOT_HTTP)
+            raise errors.ResponseInvalid(_TOO_MANY_HEADERS)
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:

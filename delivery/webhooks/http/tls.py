@@ -19,7 +19,8 @@ from delivery.registry_model import Tls
 MAX_CONTEXTS = 4096
 """Most contexts that one process keeps; the least recently used are dropped."""
 MAX_PEM_BYTES = 48 * 1024
-"""Most bytes of a PEM text. A chain of ten certificates takes about 20 KiB. Below the capacity of a pipe, 64 KiB (`_piped`)."""
+"""Most bytes of a PEM text. A chain of ten certificates takes about 20 KiB. The bound is below the capacity of a pipe, 64 KiB
+(`_piped`)."""
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
 
@@ -75,20 +76,22 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
             os.close(certificate)
     except (OSError, ValueError):  # ssl.SSLError is an OSError
         problem = (
-            f"the client certificate cannot be used: certificate and key must be PEM of at most {MAX_PEM_BYTES // 1024} KiB "
-            "each, belong together, and the key must not be encrypted"
+            "the client certificate cannot be used: certificate and key must be PEM and belong together, and the key must not "
+            "be encrypted"
         )
         raise errors.TargetRefused("tls", problem) from None  # the cause could quote the PEM texts
 
 
 def _piped(pem: bytes) -> int:
-    """Return a descriptor from which `pem` can be read once; raise ValueError if `pem` is longer than MAX_PEM_BYTES.
+    """Return the file descriptor of a pipe with `pem` in it; raise TargetRefused if `pem` is longer than MAX_PEM_BYTES.
 
     Python's OpenSSL reads keys from files only. A pipe has a path (`/dev/fd/N`), and its content is never on a disk, not even
     after a crash. No other user can open it, and it is empty after one read.
     """
     if len(pem) > MAX_PEM_BYTES:
-        raise ValueError("too long")  # writing would block: the reader comes later
+        # Writing would block: the reader comes later.
+        problem = f"certificate and key may have at most {MAX_PEM_BYTES // 1024} KiB each, and one has more: shorten the chain"
+        raise errors.TargetRefused("tls", problem)
     readable, writable = os.pipe()
     try:
         os.write(writable, pem)

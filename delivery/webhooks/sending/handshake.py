@@ -86,7 +86,9 @@ def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> R
         if question.callback is not None:
             return Reply(HandshakeState.ASKED, reason="the receiver may permit deliveries by the callback")
         return Reply(HandshakeState.REFUSED, reason=f"the answer has no {ALLOWED_ORIGIN}: {_ASK_AGAIN}")
-    if len(origins) > 1 or origins[0].lower() not in {ANY, question.origin.lower()}:
+    if len(origins) > 1:
+        return Reply(HandshakeState.REFUSED, reason=f"the answer has several {ALLOWED_ORIGIN}: {_ASK_AGAIN}")
+    if origins[0].lower() not in {ANY, question.origin.lower()}:
         reason = f"{ALLOWED_ORIGIN} is neither our origin, {question.origin}, nor {ANY}: {_ASK_AGAIN}"
         return Reply(HandshakeState.REFUSED, reason=reason)
     if not rates:

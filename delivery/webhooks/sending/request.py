@@ -82,11 +82,13 @@ def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) ->
     `authorization` is refused because it belongs in `auth`: the registry encrypts the credentials of `auth`, but no headers.
     """
     guard.check_headers(dict(headers))
-    seen = {"authorization", *(name.lower() for name in auth)}
+    of_auth = {"authorization", *(name.lower() for name in auth)}
+    seen: set[str] = set()
     for name, _ in headers:
+        if name.lower() in of_auth:
+            raise errors.TargetRefused(f"headers.{name}", "belongs in auth: leave it out here, and give credentials by auth")
         if name.lower() in seen:
-            problem = "is given twice, or belongs in auth: give each header once, and credentials by auth"
-            raise errors.TargetRefused(f"headers.{name}", problem)
+            raise errors.TargetRefused(f"headers.{name}", "is given twice, in upper and lower case: give it once")
         seen.add(name.lower())
 
 
@@ -103,11 +105,10 @@ def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
         # RFC 7617, with its recommended charset.
         yield "authorization", _basic(f"{auth.username}:".encode() + auth.secret.reveal())
         return
-    try:
-        secret = auth.secret.reveal().decode("ascii")
-    except UnicodeDecodeError:
-        # The cause would show the secret.
-        raise errors.TargetRefused("auth", "the secret is not ASCII, and a header takes ASCII only: use another") from None
+    secret = auth.secret.reveal().decode("latin-1")
+    if not (secret.isascii() and secret.isprintable()):
+        problem = "the secret is not printable ASCII, and a header takes no other text: use another secret"
+        raise errors.TargetRefused("auth", problem)
     if auth.kind is AuthKind.BEARER:
         yield "authorization", f"Bearer {secret}"
     elif auth.kind is AuthKind.API_KEY:

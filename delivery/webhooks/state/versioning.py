@@ -19,10 +19,15 @@ def read(stored: bytes, version: int, name: str, *, oldest: int | None = None) -
     `name` says in the error what the bytes are, such as "an index of the retry lane". Versions from `oldest` to `version` are
     accepted; by default only `version`.
     """
-    if not stored or not (version if oldest is None else oldest) <= stored[0] <= version:
-        form = f"has format {stored[0]}" if stored else "is empty"
+    if not stored:
         raise errors.StateUnreadable(
-            f"{name} {form}, and this version of fanout reads format {version}. Nothing was changed. Start again the "
-            "version of fanout that wrote it"
+            f"{name} is empty, and no version of fanout writes that. Nothing was changed. Restore a backup of the checkpoint"
+        )
+    oldest = version if oldest is None else oldest
+    if not oldest <= stored[0] <= version:
+        read_here = f"format {version}" if oldest == version else f"formats {oldest} to {version}"
+        raise errors.StateUnreadable(
+            f"{name} has format {stored[0]}, and this version of fanout reads {read_here}. Nothing was changed. Start again "
+            "the version of fanout that wrote it"
         )
     return memoryview(stored)[1:]

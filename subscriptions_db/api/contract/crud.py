@@ -50,7 +50,7 @@ def existing_row(call: Call, kind: registered_rows.RowKind, row_id: str) -> dict
 
 
 def require_conditions(call: Call, show: Callable[[Call], pydantic.BaseModel] | None) -> None:
-    """Raise Refused with 412 if the request's conditions do not hold for the resource, or with 422 if they are malformed.
+    """Raise Refused with 412 if `If-Match` or `If-None-Match` does not hold for the resource, or with 422 if it is malformed.
 
     The caller has locked the resource. `show` returns the resource as GET does. `show` is None if the resource does not exist.
     """
@@ -86,11 +86,12 @@ def page(
 ) -> Page[Model]:
     """Return a page of rows, sorted by id and converted by `show`.
 
-    `only` limits the rows, for example to those of one customer.
+    `only` has the search criteria, for example the customer of the rows.
 
     1. Read one id more than the limit: forwards from a `next_cursor`, or backwards from a `previous_cursor`.
     2. Read the rows, `ROWS_PER_READ` at a time, until all are read or the answer has its maximum size.
-    3. If the request has a cursor, look for a row on the side that the cursor comes from. All rows there may be deleted.
+    3. With a `next_cursor`, look for a row before the page. If none exists, the page has no `previous_cursor`.
+       With a `previous_cursor`, look for a row after the page. If none exists, the page has no `next_cursor`.
 
     If no row is before a `previous_cursor`, the first page is returned. If no row is after a `next_cursor`, the page is empty
     and has a `previous_cursor`, unless all earlier rows are deleted too.
@@ -128,24 +129,30 @@ def page(
 def ids_after(call: Call, kind: registered_rows.RowKind, row_id: str, limit: int, only: Mapping[str, Any]) -> list[str]:
     """Return the ids of rows after `row_id`, in order, at most `limit`.
 
-    `only` limits the rows. The empty text is before every id.
+    `only` has the search criteria that the rows match. The empty text is before every id.
     """
     return _ids(call, kind, cursors.Place(row_id), limit, only)
 
 
 def ids_among(call: Call, kind: registered_rows.RowKind, ids: Sequence[str], only: Mapping[str, Any]) -> set[str]:
-    """Return those of `ids` whose rows match now. `only` limits the rows."""
+    """Return those of `ids` whose rows exist now and match the search criteria `only`."""
     return {row["id"] for row in _matching(call, kind, "rows_among", dict(only) | {"ids": list(ids)})}
 
 
 def _ids(call: Call, kind: registered_rows.RowKind, place: cursors.Place, limit: int, only: Mapping[str, Any]) -> list[str]:
-    """Return the ids of the rows after a place, or before it if `place.is_end`: at most `limit`, the nearest first."""
+    """Return the ids of the matching rows directly after a place, or directly before it if `place.is_end`; at most `limit`.
+
+    `only` has the search criteria. The id nearest to the place is first.
+    """
     asked = dict(only) | {"place": place.row_id, "limit": limit}
     return [row["id"] for row in _matching(call, kind, "rows_before" if place.is_end else "rows_after", asked)]
 
 
 def _matching(call: Call, kind: registered_rows.RowKind, name: str, asked: Mapping[str, Any]) -> psycopg.Cursor[dict[str, Any]]:
-    """Execute the statement `name` on the rows of a kind that match the criteria in `asked`; return its cursor."""
+    """Execute the statement `name` (such as `rows_after`) on the rows of a kind that match `asked`; return psycopg's cursor.
+
+    `asked` has the search criteria and the parameters of the statement.
+    """
     return call.connection.execute("with matching as (" + query(f"matching_{kind}s") + ")" + query(name), asked)
 
 
@@ -175,7 +182,7 @@ def delete(
 ) -> None:
     """Delete a row with its dependent rows, and write an audit entry; raise Refused with 404, 412 or 422.
 
-    404: the row does not exist. 412 and 422: the request's conditions do not hold, or are malformed. `show` returns the
+    404: the row does not exist. 412 and 422: `If-Match` or `If-None-Match` does not hold, or is malformed. `show` returns the
     resource as GET does. `owner` returns the customer of a row, for the audit entry.
     """
     before = locked_row(call, kind, row_id)
@@ -207,7 +214,8 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
     quota = default if found["quota"] is None else found["quota"]
     if found["rows"] + adding > quota:
         # A limited key does not learn how many rows there are beyond its endpoints.
-        owned = f"you have {found['rows']} {kind}s, and your quota is {quota}"
+        added = f", the request adds {adding}" if adding > 1 else ""
+        owned = f"you have {found['rows']} {kind}s{added}, and your quota is {quota}"
         had = owned if call.principal.endpoints is None else f"the customer would exceed its quota of {quota} {kind}s"
         raise problems.quota_reached(f"{had}. Nothing was created: delete some, or ask the operator for a larger quota")
 
@@ -216,7 +224,7 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
 def of_whole_customer(call: Call) -> Iterator[None]:
     """Let the block see all rows of the customer, also with a limited key.
 
-    Use it for counts only, which a limited key is never shown, and for a search whose criteria name one of the key's endpoints.
+    Use it only for counts that a limited key is never shown, and for a search whose criteria name one of the key's endpoints.
     The limit of the key returns at the end of the block, unless a statement has failed. The transaction can then only be rolled
     back.
     """
@@ -226,7 +234,7 @@ def of_whole_customer(call: Call) -> Iterator[None]:
     try:
         yield
     finally:
-        # A transaction in which a statement has failed can only end, and would hide the failure behind another.
+        # After a failed statement, Postgres refuses every other one. The error of this statement would hide the first error.
         if limit and call.connection.info.transaction_status is TransactionStatus.INTRANS:
             call.connection.execute(query("limit_to_endpoints"), {"endpoint_ids": limit})
 

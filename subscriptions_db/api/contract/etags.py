@@ -1,7 +1,7 @@
 """Compute the ETags of resources, and evaluate the conditions of requests (RFC 9110, section 13). Pure.
 
-Runs in the API. An ETag is a digest of what the answer to GET shows. That answer has the `updated_at` of an endpoint, so the
-ETag changes with the endpoint's secrets too.
+Runs in the API. An ETag is a digest of the fields that the answer to GET shows. An endpoint's `updated_at` is one of them, and
+a new secret changes it. So the ETag changes with the endpoint's secrets too.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Conditions(NamedTuple):
 
 
 UNCONDITIONAL = Conditions()
-"""The conditions of a request without any."""
+"""The conditions of a request without `If-Match` and `If-None-Match`."""
 
 
 def of(document: Mapping[str, Any], resource: type[pydantic.BaseModel]) -> str:
-    """Return the ETag of a resource.
+    """Return the ETag of a resource of the type `resource`.
 
-    `document` has its fields, and may have others, such as a new secret, which are ignored.
+    `document` has the fields of the type. Other fields in it, such as a new secret, are ignored.
     """
     shown = {name: document.get(name) for name in resource.model_fields}
     return f'"{hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()[:32]}"'
@@ -55,7 +55,7 @@ def require_none(headers: Mapping[str, str]) -> None:
     """Raise Refused with 422 if a request has `If-Match` or `If-None-Match`.
 
     Called for operations that evaluate neither, and are not GET. A change that ignored a condition could overwrite something.
-    `headers` finds a header in upper or lower case.
+    The names in `headers` are case-insensitive.
     """
     if found := [name for name in ("If-Match", "If-None-Match") if name in headers]:
         raise problems.invalid(*((name, "is not evaluated by this operation: send the request without it") for name in found))
@@ -69,14 +69,13 @@ def require(conditions: Conditions, etag: str | None) -> None:
     for header, condition in (("If-Match", conditions.if_match), ("If-None-Match", conditions.if_none_match)):
         if condition is not None and not _TAGS.fullmatch(condition):
             raise problems.invalid((header, "must be the ETag of an answer, with its quotes, or *"))
+    if conditions.if_match is not None and etag is None:
+        raise problems.Refused(412, "there is no such resource, so nothing was changed: leave If-Match out to create it")
     if conditions.if_match is not None and not names(conditions.if_match, etag, is_strong=True):
         raise problems.Refused(
             412,
             "the resource is not the one in If-Match, so nothing was changed: get it again, and decide again on the change",
         )
     if conditions.if_none_match is not None and names(conditions.if_none_match, etag, is_strong=False):
-        raise problems.Refused(
-            412,
-            "If-None-Match names the resource as it is, or is * and the resource exists, so nothing was changed: get it again, "
-            "and decide again on the change",
-        )
+        why = "the resource exists" if conditions.if_none_match.strip() == "*" else "If-None-Match names the resource as it is"
+        raise problems.Refused(412, f"{why}, so nothing was changed: get it again, and decide again on the change")

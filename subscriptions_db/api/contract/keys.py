@@ -71,12 +71,12 @@ def create(
     customer's key to these endpoints. Empty: every endpoint of the customer. Raise RegistrationError for an unknown customer or
     endpoint, for more than MAX_ENDPOINTS endpoints, and for a customer or a limit that does not fit the scope.
     """
-    if scope.is_of_no_customer != (customer_id is None):
+    if scope.is_of_no_customer and customer_id is not None:
         raise errors.RegistrationError(
-            "scope",
-            "no key was created: keys of scope operator, executor and publisher belong to no customer, and every other key "
-            "needs one. Leave the customer out, or name one",
+            "customer", f"a key of scope {scope} belongs to no customer, so no key was created: leave the customer out"
         )
+    if customer_id is None and not scope.is_of_no_customer:
+        raise errors.RegistrationError("customer", f"a key of scope {scope} needs a customer, so no key was created: name one")
     if tenants and scope is not Scope.PUBLISHER:
         raise errors.RegistrationError(
             "tenants", "only a key of scope publisher may name tenants, so no key was created: leave them out"
@@ -181,8 +181,8 @@ def key_id_of(text: str) -> str | None:
 def digest_of(text: str, *, is_limited: bool = False) -> bytes:
     """Return the digest of a key, which Postgres stores.
 
-    The digest of a limited key includes `LIMITED`. So a version that knows no limits refuses the key, and never takes it for an
-    unlimited one.
+    The digest of a limited key includes `LIMITED`. So a version of the platform that knows no limits refuses the key, and never
+    takes it for an unlimited one.
     """
     return hashlib.sha256((LIMITED + text if is_limited else text).encode()).digest()
 
@@ -190,9 +190,9 @@ def digest_of(text: str, *, is_limited: bool = False) -> bytes:
 def authenticate(row: Mapping[str, Any] | None, text: str, now: dt.datetime) -> Principal | None:
     """Return the principal of the key `text`; None if the key is wrong, revoked or expired. Pure.
 
-    `row` is the stored row of the key's id; None if there is no such id. A key with a scope that this version does not know is
-    refused too: a newer version may have created the key. The comparison takes the same time without a row, so timing does not
-    reveal which ids exist.
+    `row` is the stored row of the key's id; None if there is no such id. A key with a scope that this platform version does not
+    know is refused too: a newer version may have created the key. The comparison takes the same time without a row, so timing
+    does not reveal which ids exist.
     """
     is_limited = row is not None and (row["tenants"] is not None or row["endpoints"] is not None)
     digest = digest_of(text, is_limited=is_limited)

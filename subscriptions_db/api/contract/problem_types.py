@@ -78,7 +78,7 @@ TYPES = {
         "The body is larger than api.max_body_bytes, it has more than 1,000 events to publish, or one event is larger than its "
         "topic or the platform's Kafka client takes.",
         "Send less in one request, or a smaller event.",
-        problems.Refused(413, "the body is larger than api.max_body_bytes: send less in one request"),
+        problems.Refused(413, "the body has more than 1048576 bytes: send less in one request"),
     ),
     "unsupported": ProblemType(
         "The content type of the body is missing, or the operation does not take it.",

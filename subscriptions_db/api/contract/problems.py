@@ -138,6 +138,13 @@ def unavailable(detail: str) -> Refused:
     return Refused(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
 
 
+def not_ready(exc: errors.FanoutError) -> Refused:
+    """Return a refusal with 503, the answer of `/readyz` while the registry cannot be used because of `exc`."""
+    if isinstance(exc, errors.RegistryOutdated):
+        return unavailable("the registry's schema does not fit this version: run `fanout db migrate`; the log has the details")
+    return unavailable("the registry cannot be read: the log of this process says why")
+
+
 def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
     """Return the 422 for a body or a query that pydantic refuses.
 

@@ -44,7 +44,7 @@ class ParkedDeadLetters(dead_letters.DeadLetterPage):
     items: list[ParkedDeadLetter]
     """The dead letters of the page."""
     next_cursor: str
-    """Cursor after this page. A dead letter that is parked later may belong before it: then begin again without a cursor."""
+    """Cursor after this page. A dead letter that is parked later may be before this cursor, and not on later pages."""
 
 
 class UnparkRequest(NoParameters):
@@ -95,8 +95,10 @@ def unpark(call: Call) -> UnparkedDeadLetters:
     * 422: the request does not name the dead letters in exactly one way, or `customer` is missing or is not the key's own.
     """
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
-    if wanted.everything == (wanted.letters is not None):
-        raise problems.invalid(("letters", "name dead letters, or set everything to true, and not both"))
+    if wanted.letters is None and not wanted.everything:
+        raise problems.invalid(("letters", "is missing: name dead letters, or set everything to true"))
+    if wanted.letters is not None and wanted.everything:
+        raise problems.invalid(("letters", "is given beside everything: true, so nothing was unparked: leave one of them out"))
     positions = (
         None if wanted.letters is None else [min(int(letter), archive_positions.MAX_POSITION) for letter in wanted.letters]
     )

@@ -86,20 +86,23 @@ class TokenVerifier:
 
         Raise Refused with 401 if the token is not valid, and with 503 if the keys of the provider cannot be read.
         """
-        if len(text) > MAX_TOKEN_BYTES or not text.isascii():
-            _refuse(f"the token is too large, or is no JWT: {_SEND_ACCESS_TOKEN}")
+        if not text.isascii():
+            _refuse(f"the token is no JWT: {_SEND_ACCESS_TOKEN}")
+        if len(text) > MAX_TOKEN_BYTES:
+            _refuse(
+                f"the token is too large, with {len(text)} bytes; at most {MAX_TOKEN_BYTES} are accepted: ask the operator to "
+                "let the provider leave out claims"
+            )
         try:
             signed = jws.extract_compact(text.encode(), None, self._signatures)
         except (jose_errors.JoseError, ValueError, TypeError, RecursionError):
             _refuse(f"the token is no signed JWT: {_SEND_ACCESS_TOKEN}")
         header = signed.headers()
         algorithm, kid, kind = header.get("alg"), header.get("kid"), str(header.get("typ", ""))
-        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS or "crit" in header or "b64" in header:
-            names = ", ".join(ALGORITHMS)
-            _refuse(
-                "the algorithm of the token is not allowed, or its header has crit or b64: the provider must sign with one of "
-                f"{names}, and without these headers"
-            )
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+            _refuse(f"the algorithm of the token is not allowed: the provider must sign with one of {', '.join(ALGORITHMS)}")
+        if "crit" in header or "b64" in header:
+            _refuse("the header of the token has crit or b64, which are not read: the provider must sign without them")
         if kind.lower().removeprefix("application/") not in TYPES:
             _refuse(f"the token is no access token, by its header typ: {_SEND_ACCESS_TOKEN}")
         if kid is not None and not isinstance(kid, str):
@@ -132,11 +135,15 @@ class TokenVerifier:
             rules.validate(claims)
         except jose_errors.ExpiredTokenError:
             _refuse("the token is expired: get a new one from the provider")
+        except jose_errors.MissingClaimError as exc:
+            _refuse(f"the token lacks the claim {_name(exc)}: ask the provider for a token for this API")
         except jose_errors.ClaimError as exc:
-            _refuse(
-                f"the token is not valid here and now: its claim {_name(exc)} is missing or wrong. Ask the provider for a "
-                "token for this API"
-            )
+            if exc.claim in {"nbf", "iat"}:
+                _refuse(
+                    f"the claim {exc.claim} of the token is later than now, or no time: try again in a minute. If that fails, "
+                    "ask the operator to compare the clocks of the provider and of the API"
+                )
+            _refuse(f"the claim {_name(exc)} of the token is not valid here: ask the provider for a token for this API")
         except (ValueError, TypeError, AttributeError):  # no JSON, or no object
             _refuse(f"the token has no claims: {_SEND_ACCESS_TOKEN}")
         return claims  # type: ignore[no-any-return]  # a list has no claims and is refused

@@ -76,9 +76,10 @@ class EndpointsToChange(EndpointCriteria):
     dry_run: bool = False
     """Change nothing, and return the results that the same request would have without `dry_run`."""
     rotation: schemas.RotateSecret | None = None
-    """Scheme and overlap of the new secrets. Default: those of a single rotation. Only for `rotate_secret`."""
+    """Scheme and overlap of the new secrets. Default: those of `POST /v1/endpoints/{id}/rotate-secret`. Only with the action
+    `rotate_secret`."""
     cursor: routes.Cursor | None = None
-    """`next_cursor` of the previous request."""
+    """`next_cursor` of the previous answer. Null: begin at the first endpoint."""
     limit: Annotated[int, Field(ge=1, le=MAX_ENDPOINTS)] = MAX_ENDPOINTS
     """Maximum endpoints of this request."""
 
@@ -148,11 +149,16 @@ def change(call: Call) -> ChangedEndpoints:
 
 def _require_one_way(wanted: EndpointsToChange) -> None:
     has_criteria = any(getattr(wanted, name) is not None for name in EndpointCriteria.model_fields)
-    if [wanted.endpoints is not None, has_criteria, wanted.everything].count(True) != 1:
-        problem = "name endpoints by this field, by criteria, or by everything: true, and by one of these ways only"
+    criteria = ", ".join(EndpointCriteria.model_fields)
+    ways = [wanted.endpoints is not None, has_criteria, wanted.everything].count(True)
+    if ways == 0:
+        problem = f"is missing: name endpoints here, by criteria ({criteria}), or by everything: true"
+        raise problems.invalid(("endpoints", problem))
+    if ways > 1:
+        problem = f"endpoints, criteria ({criteria}) and everything exclude each other: keep one of these ways"
         raise problems.invalid(("endpoints", problem))
     if wanted.rotation is not None and wanted.action is not BulkAction.ROTATE_SECRET:
-        raise problems.invalid(("rotation", "is only for the action rotate_secret"))
+        raise problems.invalid(("rotation", "is only for the action rotate_secret: leave it out"))
 
 
 def _require_shown(call: Call, wanted: EndpointsToChange) -> None:

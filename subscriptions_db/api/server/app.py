@@ -194,7 +194,7 @@ class Api:
             raise problems.from_error(exc) from exc
         except errors.FanoutError as exc:
             log.warning("/readyz answers 503, so that a load balancer sends no requests here until this is repaired: %s", exc)
-            raise problems.unavailable("the registry cannot be reached, or `fanout db migrate` must be run") from exc
+            raise problems.not_ready(exc) from exc
         return await _static(b'{"ok":true}', _)
 
     async def _read_key(self, key_id: str) -> dict[str, Any] | None:
@@ -371,7 +371,7 @@ def _header(request: web.Request, name: str) -> str | None:
 
 
 def _conditions(route: Route, request: web.Request) -> etags.Conditions:
-    """Return the conditions of a route that may answer 412. Raise Refused for a condition of another route that is not GET."""
+    """Return the request's conditions if its route may answer 412. Refuse any condition if `route.refuses_conditions`."""
     if route.refuses_conditions:
         etags.require_none(request.headers)
     if not route.may_answer_412:
@@ -394,7 +394,7 @@ def _of_http(exc: web.HTTPException, request: web.Request) -> problems.Refused:
             allowed = ", ".join(sorted(route_table.methods(request.path) or exc.allowed_methods))
             return problems.Refused(405, "the path does not take this method: use one in Allow", headers={"allow": allowed})
         case web.HTTPRequestEntityTooLarge():
-            return problems.Refused(413, "the body is larger than api.max_body_bytes: send less in one request")
+            return problems.Refused(413, f"the body has more than {request.client_max_size} bytes: send less in one request")
         case web.HTTPNotFound():
             return problems.Refused(404, "the path does not exist; /v1/openapi.json lists the paths")
     return problems.Refused(400, "the request is not valid HTTP/1.1: correct its first line and its headers")

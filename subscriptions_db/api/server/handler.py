@@ -41,7 +41,7 @@ class ApiRequest:
     header: str | None = None
     """The value of the header that the route reads. None: the request does not have it."""
     conditions: etags.Conditions = etags.UNCONDITIONAL
-    """The conditions of a change of a resource."""
+    """`If-Match` and `If-None-Match` of a change of a resource. UNCONDITIONAL for other requests."""
     deprecations: set[Deprecation] = field(default_factory=set)
     """The deprecation of the operation. The validation adds those of the request's parameters and fields."""
 
@@ -185,7 +185,7 @@ def _once(route: Route, request: ApiRequest, call: routes.Call) -> ApiAnswer:
 
 
 def _checked(route: Route, request: ApiRequest) -> tuple[pydantic.BaseModel, dict[str, Any], pydantic.BaseModel]:
-    """Return query, body document and body, validated by the types that the route declares."""
+    """Return the validated query, the body as received, and the validated body. The route declares the types."""
     kind = route.query
     try:
         asked = kind.model_validate(dict(request.query), context=request.deprecations)
@@ -200,7 +200,7 @@ def _document(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as exc:  # its text quotes nothing of the body
-        raise problems.invalid(("", f"the body is not JSON: {exc.msg}")) from None
+        raise problems.invalid(("", f"the body is not JSON: {exc}")) from None
     if not isinstance(document, dict):
         raise problems.invalid(("", "the body must be a JSON object"))
     return document

@@ -116,7 +116,8 @@ class SnapshotFeed:
         await asyncio.wait({later}, timeout=wait_s)
         found = later.result() if later.done() else newest
         if found is None:
-            raise problems.unavailable("the registry cannot be reached, or the server is stopping: try again")
+            why = "the server is stopping" if self._is_ending else "the registry cannot be read now"
+            raise problems.unavailable(f"{why}: try again")
         return found
 
     async def _watch(self) -> None:

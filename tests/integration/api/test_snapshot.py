@@ -253,5 +253,5 @@ def test_an_executors_key_permits_no_other_route(route):
 def test_no_customers_key_reads_the_registry(served):
     for name in ("acme", "reader", "poller"):
         assert served.client(served.keys[name]).get(PATH).status == 403
-    with served.registry() as opened, pytest.raises(connect.errors.RegistrationError, match="belong to no customer"):
+    with served.registry() as opened, pytest.raises(connect.errors.RegistrationError, match="belongs to no customer"):
         keys.create(opened, customer_id="acme", scope=Scope.EXECUTOR)

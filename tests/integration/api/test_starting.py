@@ -71,7 +71,7 @@ def test_the_api_starts_without_postgres_and_checks_the_ring_later(own_postgres)
             wrong = world.Client(port, served.keys["acme"])
             asked = ("POST", "/v1/endpoints", {"url": "https://hooks.example.com/"})
             answers = (wrong.get("/readyz") for _ in range(50))  # each waits for Postgres itself
-            first = next(answer for answer in answers if "cannot be reached" not in answer.json["detail"])
+            first = next(answer for answer in answers if "cannot be read" not in answer.json["detail"])
             for answer in (first, wrong.ask(*asked)):
                 assert (answer.status, answer.json["detail"]) == (503, NOT_SET_UP)
         with world.running(served.config) as port:

@@ -36,7 +36,7 @@ def test_a_line_goes_to_the_topic_of_the_option():
     ("line", "said"),
     [
         (b"{", "line 2: is not JSON"),
-        (b"[1]", "line 2: has no 'type': add it, or name a topic with --topic"),
+        (b"[1]", "line 2: is JSON, but no object: write the event as a JSON object"),
         (b'{"id": "e1", "tenant_id": "t1"}', "line 2: has no 'type': add it, or name a topic with --topic"),
         (
             b'{"type": "order.created", "id": "e1"}',

@@ -50,7 +50,7 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
         ),
         (
             {"endpoints": [ENDPOINT | {"auth": {"kind": "bearer", "secret": "hunter2\r\ntransfer-encoding: chunked"}}]},
-            "endpoints[0].headers.authorization: its value must be printable ASCII",
+            "endpoints[0].auth: the secret is not printable ASCII",
         ),
         ({"endpoints": [ENDPOINT | {"signing_secrets": ["hunter2"]}]}, "endpoints[0].signing_secrets[0]: does not"),
         (
@@ -93,8 +93,8 @@ SUBSCRIPTION = {"id": "s1", "endpoint": "ep1", "event_type": "order", "everythin
         ({"endpoints": [ENDPOINT | {"tls": {"authorities": "x" * 65_537}}]}, "endpoints[0].tls.authorities:"),
         ({"endpoints": [ENDPOINT | {"signing_secrets": ["whsec_" + "QUFB" * 8] * 6}]}, "endpoints[0].signing_secrets:"),
         ({"subscriptions": [SUBSCRIPTION | {"event_type": "order*"}]}, "subscriptions[0].event_type:"),
-        ({"subscriptions": [SUBSCRIPTION | {"everything": False}]}, "subscriptions[0]: must have either everything"),
-        ({"subscriptions": [SUBSCRIPTION | {"tenants": ["t1"]}]}, "subscriptions[0]: must have either everything"),
+        ({"subscriptions": [SUBSCRIPTION | {"everything": False}]}, "subscriptions[0]: does not say whose events"),
+        ({"subscriptions": [SUBSCRIPTION | {"tenants": ["t1"]}]}, "subscriptions[0]: has everything: true beside"),
         (
             {"subscriptions": [SUBSCRIPTION | {"filter": {"data": {"a": [{"prefx": "x"}]}}}]},
             "subscriptions[0].filter.data.a[0].prefx: unknown operator; did you mean prefix?",

@@ -20,7 +20,9 @@ from subscriptions_db.manifest import yaml_document
 )
 def test_a_value_that_does_not_fit_its_tag_is_named_by_its_line(value):
     """Regression: `!!timestamp x`, `!!bool x`, an empty `!!int` and a large `!!float` ended in tracebacks."""
-    with pytest.raises(errors.RegistrationError, match=r"^f:2: not YAML: a value does not fit its tag"):
+    with pytest.raises(
+        errors.RegistrationError, match=r"^f:2: not YAML: a (value does not fit its tag !!|number has too many digits)"
+    ):
         yaml_document.read(f"a: 1\nb: {value}\n", "f")
 
 
@@ -67,6 +69,12 @@ def test_json_is_read_as_json():
 def test_json_with_a_byte_order_mark_is_read_as_json(text):
     """Regression: YAML read it, so that the number was text."""
     assert yaml_document.read(text).value == {"a": 700}
+
+
+@pytest.mark.parametrize("text", ['\t{"a": [1]}', '{\n\t"a":\t[\t1\t]\n}\t'])
+def test_json_indented_with_tabs_is_read(text):
+    """Regression: a tab before the first brace was refused as in YAML."""
+    assert yaml_document.read(text).value == {"a": [1]}
 
 
 def test_json_with_a_repeated_name_is_refused_as_in_yaml():

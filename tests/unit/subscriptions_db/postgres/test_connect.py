@@ -38,6 +38,12 @@ def test_each_psycopg_error_has_an_error_of_the_platform(raised, becomes):
     assert "\n" not in str(translated.value)
 
 
+def test_a_full_disk_is_not_called_an_unreachable_server():
+    with pytest.raises(errors.RegistryUnavailable, match="lacks a resource") as translated, connect.translated_errors():
+        raise psycopg.errors.DiskFull("could not extend file")
+    assert "cannot be reached" not in str(translated.value)
+
+
 def test_a_value_that_cannot_be_stored_is_not_quoted():
     """Regression: `invalid input syntax for type uuid: "…"` had the value, which may be a secret, in an answer and in a log."""
     with pytest.raises(errors.RegistrationError) as translated, connect.translated_errors():

@@ -85,6 +85,18 @@ def test_invalid_responses_are_refused(raw):
 
 
 @pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (http_connection.MAX_HEADERS + 1) + b"\r\n", "more than 128 headers"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * http_connection.MAX_ANSWER_BYTES, "more than 128 KiB"),
+        (b"SSH-2.0-OpenSSH\r\n", "not valid HTTP"),
+    ],
+)
+def test_a_refusal_names_the_bound(raw, said):
+    assert said in str(heard(raw)[1])
+
+
+@pytest.mark.parametrize(
     ("raw", "body"),
     [
         pytest.param(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 100_000, b"x" * http_connection.MAX_RESPONSE_BYTES, id="no length"),

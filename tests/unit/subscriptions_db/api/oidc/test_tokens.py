@@ -130,7 +130,7 @@ def changed(text):
         (unsigned(["RS256"]), "algorithm"),
         (unsigned("RS256"), "not signed"),
         (signed_by_public_key(), "algorithm"),
-        (ISSUER.token(header={"crit": ["b64"], "b64": True}), "algorithm"),
+        (ISSUER.token(header={"crit": ["b64"], "b64": True}), "crit or b64"),
         (OTHER.token(), "not signed"),
         (with_key_of_its_own(), "not signed"),
         (changed(ISSUER.token()), "not signed"),
