@@ -19,18 +19,17 @@ from delivery.stages.kafka import topics
 from delivery.stages.lanes import lane_context, session, supervisor, watching
 from delivery.stages.lanes.network_outage import Network
 from delivery.stages.realtime import realtime_query as realtime_lane
-from delivery.stages.registry import endpoint_disabler, registry_sources
+from delivery.stages.registry import job_registry, registry_sources
 from delivery.stages.scaling import controller, executors
 
 log = logging.getLogger(__name__)
 LANES = ("direct", "batch", "retry", realtime_lane.NAME)
-HANDLED = "all records that were in Kafka at the start are handled"
-COMMITTED = "all results are written, and the next start continues after the records that are handled"
 
 
 def run(
     config: settings.Settings,
     *,
+    access: job_registry.JobRegistry,
     libraries: session.Libraries,
     stop: threading.Event,
     names: Collection[str] | None = None,
@@ -40,7 +39,7 @@ def run(
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     plan_builder.warn_of_open_guard(config.delivery)
-    registry = registry_sources.source(config, stop)
+    registry = registry_sources.source(config, access, stop)
     watches = watching.begin(config, names, (checkpoint.pause_reason, network.pause_reason, registry.pause_reason), stop)
     topics.prepare(config)
     with checkpoint.acquired(stop) as is_held:
@@ -48,13 +47,13 @@ def run(
             return
         with (
             session.running(config.spark, libraries, executors.conf(policy)) as spark,
-            endpoint_disabler.running(config, stop) as disabler,
+            access.disabling(stop) as disable,
             controller.running(policy, spark.sparkContext, watches, config, stop) as sizing,
         ):
-            shared = lane_context.create(config, network, disabler.disable, sizing)
+            shared = lane_context.create(config, network, disable, sizing)
             built = supervisor.build(config, spark, supervisor.acquirers(names, registry, network, spark, stop), stop, shared)
             realtime = realtime_lane.build(config, spark, registry, shared, stop=stop, names=names)
             supervisor.run(built | realtime, watches, stop, once=once)
-            ending = HANDLED if once and not stop.is_set() else COMMITTED
+            ending = supervisor.ending(stop, once=once)
             supervisor.drain_workers(config, spark, built)
     log.info("stopped gracefully: %s", ending)

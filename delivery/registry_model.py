@@ -24,6 +24,9 @@ PLATFORM = TenantId("fanout")
 """Tenant of operational events. The sub-tenant of an operational event is the customer that the event is about. An event about
 a tenant's quota has no sub-tenant. This tenant is active without a row in the registry, so that `fanout apply --prune` cannot
 remove it. The registry refuses a tenant of this name."""
+FAILING = "failing"
+"""Reason why the platform disables an endpoint: it was active for `retry.disable_after_s` and accepted nothing in that time.
+The other reason is `error_classes.GONE`."""
 
 
 class TenantStatus(enum.StrEnum):

@@ -154,9 +154,11 @@ def run(
     """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C stop it between micro-batches."""
     from delivery import job  # noqa: PLC0415  # importing pyspark takes a second, and other commands do not need it
     from fanout.jvm import libraries  # noqa: PLC0415
+    from subscriptions_db.following.postgres_registry import PostgresRegistry  # noqa: PLC0415
 
     config, names = _settings(context), _lanes(lanes, job.LANES) if lanes else None
-    job.run(config, libraries=libraries.of(config.spark), stop=commands.stop_event(), names=names, once=once)
+    stop, access = commands.stop_event(), PostgresRegistry(config)
+    job.run(config, access=access, libraries=libraries.of(config.spark), stop=stop, names=names, once=once)
 
 
 @app.command("accept-loss")

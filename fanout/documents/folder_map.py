@@ -51,25 +51,6 @@ AREAS = (
         ("delivery.config", "delivery.observability"),
     ),
     Area(
-        "subscriptions_db",
-        "The registry, the archive, and the HTTP API in front of both. Runs on the driver and in the commands, which are also "
-        "`fanout serve` and `fanout archive`. With `snapshot.source` `lookup` it also reads the registry in the executors.",
-        (
-            "subscriptions_db.disclosure subscriptions_db.answer_size subscriptions_db.described subscriptions_db.postgres",
-            "subscriptions_db.secrets subscriptions_db.server_bounds",
-            "subscriptions_db.snapshot",
-            "subscriptions_db.manifest",
-            "subscriptions_db.registration subscriptions_db.replays",
-            "subscriptions_db.archive.notifications",
-            "subscriptions_db.archive.ingest",
-            "subscriptions_db.archive.search",
-            "subscriptions_db.api.contract subscriptions_db.api.examples",
-            "subscriptions_db.api.oidc",
-            "subscriptions_db.api.registry subscriptions_db.api.deliveries subscriptions_db.api.publishing",
-            "subscriptions_db.api.server",
-        ),
-    ),
-    Area(
         "delivery/stages",
         "The Spark application. Runs on the driver. `tasks` and parts of `kafka` and `realtime` run in the executors.",
         (
@@ -82,6 +63,25 @@ AREAS = (
             "delivery.stages.realtime",
             "delivery.stages.worker_daemon",
             "delivery.job",
+        ),
+    ),
+    Area(
+        "subscriptions_db",
+        "The registry, the archive, and the HTTP API in front of both. Runs on the driver and in the commands, which are also "
+        "`fanout serve` and `fanout archive`. With `snapshot.source` `lookup` it also reads the registry in the executors.",
+        (
+            "subscriptions_db.disclosure subscriptions_db.answer_size subscriptions_db.described subscriptions_db.postgres",
+            "subscriptions_db.secrets subscriptions_db.server_bounds",
+            "subscriptions_db.snapshot",
+            "subscriptions_db.manifest",
+            "subscriptions_db.registration subscriptions_db.replays",
+            "subscriptions_db.archive.notifications subscriptions_db.following",
+            "subscriptions_db.archive.ingest",
+            "subscriptions_db.archive.search",
+            "subscriptions_db.api.contract subscriptions_db.api.examples",
+            "subscriptions_db.api.oidc",
+            "subscriptions_db.api.registry subscriptions_db.api.deliveries subscriptions_db.api.publishing",
+            "subscriptions_db.api.server",
         ),
     ),
     Area(

@@ -32,6 +32,9 @@ TOPICS_OF_RESULTS = "delivery.config.plan_builder"
 """The module that passes the names of the result topics to `topic_rows`."""
 REGISTRIES = "delivery.webhooks.routing.registries"
 """The module with the registry of a worker, which the driver passes to the workers."""
+BROADCASTS = "delivery.stages.registry.broadcasts"
+FOLLOWER = "subscriptions_db.following.registry_follower"
+LOOKUP_SOURCE = "subscriptions_db.following.lookup_source"
 BATCH_QUERY = "delivery.stages.lanes.batch_query"
 RETRY_QUERY = "delivery.stages.lanes.retry_query"
 REALTIME_QUERY = "delivery.stages.realtime.realtime_query"
@@ -159,20 +162,22 @@ REALTIME = Picture(
 REGISTRY = Picture(
     boxes={
         "postgres": Outside("Postgres: the registry", is_store=True),
-        "follower": Code(("delivery.stages.registry.registry_follower",)),
+        "follower": Code((FOLLOWER,)),
+        "broadcasts": Code((BROADCASTS,)),
         "delta": Code(("delivery.stages.registry.task_delta",)),
         "registries": Code((REGISTRIES,), "the newest registry of a worker"),
-        "lookup_source": Code(("delivery.stages.registry.lookup_source",)),
+        "lookup_source": Code((LOOKUP_SOURCE,)),
         "lookup": Code(("delivery.webhooks.routing.lookup_registry",)),
         "matching": Code(("delivery.webhooks.routing.matching",)),
     },
     arrows=(
-        passes("postgres", "follower", "Postgres", "delivery.stages.registry.registry_follower"),
-        passes("follower", "registries", "Spark", "delivery.webhooks.routing.registry_snapshot", "snapshot, broadcast once"),
-        passes("follower", "delta", "object", REGISTRIES, "changes by revision"),
+        passes("postgres", "follower", "Postgres", FOLLOWER),
+        passes("follower", "broadcasts", "object", "delivery.webhooks.routing.published_registry"),
+        passes("broadcasts", "registries", "Spark", REGISTRIES, "snapshot, broadcast once"),
+        passes("broadcasts", "delta", "object", REGISTRIES, "changes by revision"),
         calls("delta", "registries"),
         calls("registries", "matching"),
-        passes("postgres", "lookup_source", "Postgres", "delivery.stages.registry.lookup_source", "snapshot.source = lookup"),
+        passes("postgres", "lookup_source", "Postgres", LOOKUP_SOURCE, "snapshot.source = lookup"),
         calls("lookup_source", "lookup"),
         calls("lookup", "matching"),
     ),

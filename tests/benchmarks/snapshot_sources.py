@@ -26,9 +26,9 @@ import orjson
 
 from delivery.config import plan_builder, settings
 from delivery.registry_model import Revision
-from delivery.stages.registry import lookup_source as stage
-from delivery.stages.registry import registry_follower as following
 from fanout.local import postgres_server, stack
+from subscriptions_db.following import lookup_source as stage
+from subscriptions_db.following import registry_follower as following
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import registered_rows
 from subscriptions_db.secrets import keyring

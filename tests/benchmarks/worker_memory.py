@@ -20,10 +20,10 @@ import pyarrow as pa
 from delivery.config import plan_builder, settings
 from delivery.registry_model import EndpointStatus
 from delivery.stages.lanes import session, telemetry
-from delivery.stages.registry import registry_follower as following
+from delivery.stages.registry import broadcasts
 from delivery.stages.tasks import arrow, deliver_events, observer, task_context
 from delivery.webhooks.lanes import worker_plan
-from delivery.webhooks.routing import registries
+from delivery.webhooks.routing import published_registry, registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from fanout.jvm import jars
 from fanout.local import postgres_server, stack
@@ -75,8 +75,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = registry(Path(folder), arguments.subscriptions)
     spark = session.start(settings.SparkSettings(), session.Libraries(connector=jars.ensure().connector))
-    published = following.Published(base_id="measured", base=base, changes=None, confirmed_at=0.0)
-    source = following.Broadcaster(spark.sparkContext).source(published, "direct")
+    published = published_registry.Published(base_id="measured", base=base, changes=None, confirmed_at=0.0)
+    source = broadcasts.Broadcaster(spark.sparkContext).source(published, "direct")
     config = settings.Settings()
     function = Measured(
         plan_builder.plan_of(config), source, telemetry.Telemetry(spark.sparkContext, "measured", config.logs).observer

@@ -13,9 +13,10 @@ from delivery.model import LeaveReason
 from delivery.registry_model import Batching, DeliveryMode
 from delivery.stages.checkpoint import shards
 from delivery.stages.lanes import streaming_lane, telemetry
-from delivery.stages.registry import registry_follower, task_delta
+from delivery.stages.registry import broadcasts, task_delta
 from delivery.stages.tasks import batch_shard, collect_segments, observer, shard_state, task_context
 from delivery.webhooks.batching import segment
+from delivery.webhooks.routing import published_registry
 from delivery.webhooks.state.backlog import ShardBacklog
 from tests.support import builders, sinks
 
@@ -39,10 +40,10 @@ def lane(spark, source, waits, folder, **bounds):
     """The plan of the lane over ten records a micro-batch; and how a micro-batch is begun."""
     endpoints = [builders.endpoint(f"ep{n}", mode=DeliveryMode.BATCH, batching=Batching(**bounds)) for n in range(3)]
     subscriptions = [builders.subscription(f"s{n}", endpoint_id=f"ep{n}") for n in range(3)]
-    published = registry_follower.Published(
+    published = published_registry.Published(
         base_id=source, base=builders.snapshot(*endpoints, *subscriptions), changes=None, confirmed_at=0.0
     )
-    known = registry_follower.Broadcaster(spark.sparkContext).source(published, "batch")
+    known = broadcasts.Broadcaster(spark.sparkContext).source(published, "batch")
     delta = task_delta.TaskDelta(spark.sparkContext, known)
     records = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
     tools = task_context.Tools(

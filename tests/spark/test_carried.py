@@ -8,8 +8,9 @@ from cryptography.exceptions import InvalidTag
 
 from delivery.observability import metrics
 from delivery.registry_model import Revision, SubscriptionStatus
-from delivery.stages.registry import registry_follower, task_delta
+from delivery.stages.registry import broadcasts, task_delta
 from delivery.stages.tasks import arrow
+from delivery.webhooks.routing import published_registry
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.state import pickling
 from tests.support import builders
@@ -29,11 +30,11 @@ def published(revision=None, base_id="carried"):
         if revision is None
         else SnapshotChanges(since=Revision(1), revision=Revision(revision), subscriptions={"s1": changed})
     )
-    return registry_follower.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
+    return published_registry.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
 
 
 def test_each_micro_batch_routes_by_the_registry_that_it_began_with(spark, tmp_path):
-    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    broadcaster = broadcasts.Broadcaster(spark.sparkContext)
     delta = task_delta.TaskDelta(spark.sparkContext, broadcaster.source(published(), "batch"))
     source = delta.source
     begun = []
@@ -67,24 +68,24 @@ class _Stopping:
 
 
 def test_a_new_base_cannot_be_carried(spark):
-    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    broadcaster = broadcasts.Broadcaster(spark.sparkContext)
     delta = task_delta.TaskDelta(spark.sparkContext, broadcaster.source(published(), "batch"))
     assert delta.fits(broadcaster.source(published(2), "batch"))
     assert not delta.fits(broadcaster.source(published(base_id="another"), "batch"))
 
 
 def test_the_driver_shows_the_size_of_the_newest_broadcast(spark):
-    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    broadcaster = broadcasts.Broadcaster(spark.sparkContext)
     broadcaster.source(published(), "batch")
     assert metrics.REGISTRY_BROADCAST_BYTES._value.get() == len(pickling.packed(published().base))
 
 
 def test_what_is_carried_can_be_read_by_the_tasks_alone(spark):
     """Spark writes local properties into its event logs as they are."""
-    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    broadcaster = broadcasts.Broadcaster(spark.sparkContext)
     delta = task_delta.TaskDelta(spark.sparkContext, broadcaster.source(published(), "batch"))
     changes = SnapshotChanges(since=Revision(1), revision=Revision(2), endpoints={"ep1": builders.endpoint()})
-    news = registry_follower.Published(base_id="carried", base=published().base, changes=changes, confirmed_at=0.0)
+    news = published_registry.Published(base_id="carried", base=published().base, changes=changes, confirmed_at=0.0)
     delta.publish(broadcaster.source(news, "batch"))
     written = spark.sparkContext.getLocalProperty(task_delta.PROPERTY)
     assert task_delta._opened(delta.source.key, written) == changes
@@ -95,7 +96,7 @@ def test_what_is_carried_can_be_read_by_the_tasks_alone(spark):
 
 
 def test_a_base_stays_as_long_as_one_lane_uses_it(spark):
-    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    broadcaster = broadcasts.Broadcaster(spark.sparkContext)
     old = broadcaster.source(published(), "batch").broadcast
     broadcaster.source(published(base_id="new"), "direct")
     assert spark.range(1).rdd.map(lambda _: pickling.unpacked(old.value).revision).collect() == [1]

@@ -10,8 +10,9 @@ from delivery.config import kafka_clients, plan_builder, settings
 from delivery.registry_model import Revision, SubscriptionStatus
 from delivery.stages.kafka import sink, topics
 from delivery.stages.lanes import telemetry
-from delivery.stages.registry import registry_follower
+from delivery.stages.registry import broadcasts
 from delivery.stages.tasks import deliver_events, task_context
+from delivery.webhooks.routing import published_registry
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from tests.support import builders, sinks
 
@@ -31,7 +32,7 @@ def observer(spark):
 
 def published(*rows, changes=None, base_id="base"):
     base = builders.snapshot(builders.endpoint(), *rows)
-    return registry_follower.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
+    return published_registry.Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
 
 
 def source_rows(spark, count, partitions, value='{"tenant_id":"t1"}'):
@@ -55,12 +56,12 @@ def written(tools, of):
 
 
 def test_five_hundred_input_partitions_are_no_more_tasks_than_can_run_at_once(spark, tools):
-    of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
+    of = broadcasts.Broadcaster(spark.sparkContext).source(published(), "direct")
     assert deliver_events.deliver(source_rows(spark, 500, 500), tools, of, 2).rdd.getNumPartitions() == 2
 
 
 def test_every_record_has_a_receipt_and_an_invalid_record_becomes_a_rejection(spark, tools):
-    of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
+    of = broadcasts.Broadcaster(spark.sparkContext).source(published(), "direct")
     rows = written(tools, deliver_events.deliver(source_rows(spark, 1000, 20, value="not JSON"), tools, of, 2))
     assert sum(entry["records"] for topic, entry in rows if topic == TOPICS.attempts_topic) == 1000
     assert sum(topic == TOPICS.rejected_topic for topic, _ in rows) == 1000
@@ -68,7 +69,7 @@ def test_every_record_has_a_receipt_and_an_invalid_record_becomes_a_rejection(sp
 
 def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, tools):
     """The subscription is paused, so that what is due shows without a request."""
-    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    broadcaster = broadcasts.Broadcaster(spark.sparkContext)
     paused = builders.subscription(status=SubscriptionStatus.PAUSED)
     added = builders.subscription("s2", status=SubscriptionStatus.PAUSED)
 
@@ -85,14 +86,14 @@ def test_a_change_reaches_workers_that_have_the_broadcast_already(spark, tools):
 
 
 def test_a_new_broadcast_takes_the_place_of_the_old_one(spark):
-    broadcaster = registry_follower.Broadcaster(spark.sparkContext)
+    broadcaster = broadcasts.Broadcaster(spark.sparkContext)
     first = broadcaster.source(published(base_id="a"), "direct")
     assert broadcaster.source(published(base_id="a"), "direct").broadcast is first.broadcast
     assert broadcaster.source(published(base_id="b"), "direct").broadcast is not first.broadcast
 
 
 def test_workers_can_be_made_ready_without_any_record(spark, tools):
-    of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
+    of = broadcasts.Broadcaster(spark.sparkContext).source(published(), "direct")
     assert written(tools, deliver_events.deliver(deliver_events.no_records(spark, 2), tools, of, 2)) == []
 
 
@@ -100,7 +101,7 @@ def test_workers_load_neither_pandas_nor_modules_of_the_driver(spark, observer, 
     """There are as many workers as cores, and these modules took 60 MB of each worker."""
     config = settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     topics.ensure(config, topics.of_results(TOPICS), 1)
-    of = registry_follower.Broadcaster(spark.sparkContext).source(published(), "direct")
+    of = broadcasts.Broadcaster(spark.sparkContext).source(published(), "direct")
     writing = sink.to(kafka_clients.for_librdkafka(config))
     partition = deliver_events.DeliverPartition(tools=task_context.Tools(plan=PLAN, observe=observer, sink=writing), source=of)
 

@@ -7,10 +7,12 @@ import pytest
 
 from delivery.config import plan_builder, settings
 from delivery.stages.lanes import telemetry
-from delivery.stages.registry import lookup_source, registry_sources
+from delivery.stages.registry import registry_sources
 from delivery.stages.tasks import deliver_events, task_context
 from delivery.webhooks.routing import registries
 from fanout.local import stack
+from subscriptions_db.following import lookup_source
+from subscriptions_db.following.postgres_registry import PostgresRegistry
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
 from subscriptions_db.registration import apply
@@ -53,7 +55,7 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
     tools = task_context.Tools(plan=plan_builder.plan_of(config), observe=observer, sink=folder)
     for name, kind in (("broadcast", registries.BroadcastSource), ("lookup", lookup_source.LookupSource)):
         chosen = config.model_copy(update={"snapshot": settings.SnapshotSettings(source=name, lookup_ttl_s=0.5)})
-        source = registry_sources.source(chosen, stop).source(spark.sparkContext, "direct")
+        source = registry_sources.source(chosen, PostgresRegistry(chosen), stop).source(spark.sparkContext, "direct")
         assert isinstance(source, kind)
         rows = folder.take(deliver_events.deliver(records, tools, source, 2))
         values = [orjson.loads(row.value) for row in rows]

@@ -7,8 +7,9 @@ from pyspark.errors import PythonException
 from delivery.config import plan_builder, settings
 from delivery.registry_model import SubscriptionStatus
 from delivery.stages.lanes import telemetry
-from delivery.stages.registry import registry_follower
+from delivery.stages.registry import broadcasts
 from delivery.stages.tasks import deliver_events, task_context
+from delivery.webhooks.routing import published_registry
 from tests.support import builders, sinks
 
 pytestmark = [
@@ -27,8 +28,8 @@ def value(name, **labels):
 def source(spark):
     paused = builders.subscription(status=SubscriptionStatus.PAUSED)
     base = builders.snapshot(builders.endpoint(), paused)
-    published = registry_follower.Published(base_id="telemetry", base=base, changes=None, confirmed_at=0.0)
-    return registry_follower.Broadcaster(spark.sparkContext).source(published, "direct")
+    published = published_registry.Published(base_id="telemetry", base=base, changes=None, confirmed_at=0.0)
+    return broadcasts.Broadcaster(spark.sparkContext).source(published, "direct")
 
 
 @pytest.fixture

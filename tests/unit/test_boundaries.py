@@ -75,6 +75,13 @@ def test_the_delivery_core_imports_nothing_that_an_executor_lacks(path):
             assert module.split(".")[0] in ALLOWED_IN_CORE, module
 
 
+def test_delivery_imports_neither_subscriptions_db_nor_the_commands():
+    """`fanout run` passes the access to the registry, so the two packages do not import each other."""
+    found = folder_map.module_imports(ROOT)
+    targets = set().union(*(imported for module, imported in found.items() if module.startswith("delivery.")))
+    assert {target for target in targets if not target.startswith("delivery.")} == set()
+
+
 def test_the_delivery_core_loads_neither_spark_nor_postgres():
     absent = {"pyspark", "psycopg", "pydantic", "fastavro", "google.protobuf", "confluent_kafka.schema_registry"}
     code = f"import sys, delivery.webhooks.lanes.worker; sys.exit(bool({absent} & set(sys.modules)))"
@@ -99,7 +106,7 @@ def test_only_what_the_driver_has_broadcast_or_sealed_is_ever_unpickled():
     assert {str(path.relative_to(ROOT)) for path in packers} == {
         "delivery/stages/registry/task_delta.py",
         "delivery/stages/realtime/channel.py",
-        "delivery/stages/registry/registry_follower.py",
+        "delivery/stages/registry/broadcasts.py",
         "delivery/webhooks/routing/registries.py",
     }
 

@@ -12,14 +12,14 @@ from delivery.config import kafka_clients, plan_builder, settings, settings_load
 from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
 from delivery.stages.kafka import sink
-from delivery.stages.registry import lookup_source, registry_follower
 from delivery.stages.tasks import deliver_events, observer, task_context
 from delivery.webhooks.http import guard
 from delivery.webhooks.results.counters import Counters
-from delivery.webhooks.routing import registries
+from delivery.webhooks.routing import published_registry, registries
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.sending import request
 from fanout.cli import main
+from subscriptions_db.following import lookup_source
 from tests.support import builders
 
 CANARY = "canary-of-a-secret"
@@ -68,7 +68,7 @@ def test_a_plan_wraps_the_password_of_the_schema_registry():
         pytest.param(SOURCE, id="what a task gets"),
         pytest.param(LOOK_UP, id="what a task that looks up gets"),
         pytest.param(
-            registry_follower.Published(base_id="b", base=BASE, changes=SOURCE.delta, confirmed_at=0.0), id="published"
+            published_registry.Published(base_id="b", base=BASE, changes=SOURCE.delta, confirmed_at=0.0), id="published"
         ),
         pytest.param(deliver_events.DeliverPartition(tools=TOOLS, source=SOURCE), id="partition function"),
         pytest.param(builders.delivery(endpoint=ENDPOINT), id="delivery"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 from delivery.config import kafka_clients, plan_builder, settings
 from delivery.observability import health
 from delivery.observability.clock_check import ClockCheck
-from delivery.registry_model import EndpointId
 from delivery.stages.checkpoint import paused_topics, recovery
 from delivery.stages.kafka import event_writer, kafka_outage, sink
 from delivery.stages.lanes import telemetry
 from delivery.stages.lanes.network_outage import Network
 from delivery.stages.lanes.suppressed_endpoints import SuppressedEndpoints
+from delivery.stages.registry.job_registry import Disable
 from delivery.stages.scaling import size
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.lanes import worker_plan
@@ -32,8 +32,6 @@ LAST_TASKS_S = 3.0
 after `spark.python.task.killTimeout`, 2 s."""
 Acquire = Callable[[], registries.RefreshedSource | None]
 """A lane's function that returns the registry for the next micro-batch. It may wait. None: the job is asked to stop."""
-Disable = Callable[[Iterable[EndpointId], str], None]
-"""A function that requests to disable endpoints in the registry, for a reason. It returns before the endpoints are disabled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

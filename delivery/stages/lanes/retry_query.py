@@ -10,11 +10,11 @@ from pyspark.sql import DataFrame
 
 from delivery.config import plan_builder, settings
 from delivery.observability import health, metrics
+from delivery.registry_model import FAILING
 from delivery.stages.kafka import topic_source
 from delivery.stages.lanes import lane_context
 from delivery.stages.lanes.stateful import StatefulLane
 from delivery.stages.lanes.streaming_lane import Result
-from delivery.stages.registry.endpoint_disabler import FAILING
 from delivery.stages.tasks import deliver_retries, retry_shard
 from delivery.webhooks.results.completed_work import RetryLaneLog
 from delivery.webhooks.routing import registries

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from pyspark import InheritableThread, SparkContext
+from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from delivery.config import settings
@@ -23,8 +23,8 @@ from delivery.stages.checkpoint import paused_topics
 from delivery.stages.lanes import batch_query, direct_query, lane_context, retry_query, telemetry
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.network_outage import Network
+from delivery.stages.registry.job_registry import RegistrySupply
 from delivery.stages.tasks import drain
-from delivery.webhooks.routing import registries
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,9 @@ WITHOUT_DIRECT_LANE = (
 )
 """Log message when the batch lane runs without the direct lane and passes over batch records."""
 
+HANDLED = "all records that were in Kafka at the start are handled"
+COMMITTED = "all results are written, and the next start continues after the records that are handled"
+
 
 class RunnableLane(Protocol):
     """A lane: the direct, batch, retry or real-time lane."""
@@ -45,16 +48,6 @@ class RunnableLane(Protocol):
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
         Raise LaneFailed if the lane's query ended and a restart would not help.
-        """
-
-
-class RegistrySupply(Protocol):
-    """The source of the registry for all lanes: a broadcast snapshot, or look-ups in Postgres."""
-
-    def source(self, context: SparkContext, lane: str, /) -> registries.RefreshedSource | None:
-        """Return the registry for a lane's next micro-batch; None: the job is asked to stop.
-
-        Waits while the newest registry is older than `snapshot.max_age_s`; with look-ups, while Postgres does not answer.
         """
 
 
@@ -122,6 +115,11 @@ def run(lanes: Mapping[str, RunnableLane], watches: Mapping[str, health.Watch], 
         thread.join()
     if failures:
         raise failures[0]
+
+
+def ending(stop: threading.Event, *, once: bool) -> str:
+    """Return what has been handled when all lanes have ended: with `once`, everything if nobody has set `stop`."""
+    return HANDLED if once and not stop.is_set() else COMMITTED
 
 
 def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, RunnableLane]) -> None:

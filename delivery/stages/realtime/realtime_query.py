@@ -35,7 +35,7 @@ from delivery.stages.realtime import (
     task_server,
     topic_moves,
 )
-from delivery.stages.registry import lookup_source, registry_follower
+from delivery.stages.registry import job_registry
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.results.counters import Counters
 
@@ -92,7 +92,7 @@ def default_names(config: settings.Settings, known: Collection[str]) -> list[str
 def build(
     config: settings.Settings,
     spark: SparkSession,
-    registry: registry_follower.Broadcasts | lookup_source.Lookups,
+    registry: job_registry.RegistrySupply,
     context: lane_context.LaneContext,
     *,
     stop: threading.Event,
@@ -113,12 +113,13 @@ def build(
             "lane realtime is named in --lanes and has no topics, so the job did not start: set source.realtime_pattern, or "
             "leave the lane out"
         )
-    if isinstance(registry, lookup_source.Lookups):
+    follower = registry.follower
+    if follower is None:
         raise errors.SettingsError(
             'lane realtime does not run with snapshot.source = "lookup", because its workers get the registry from the driver. '
             'The job did not start: set snapshot.source to "broadcast", or leave the lane out'
         )
-    return {NAME: RealtimeLane(config, spark, registry.follower, stop, context, shares=len(names) > 1)}
+    return {NAME: RealtimeLane(config, spark, follower, stop, context, shares=len(names) > 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class RealtimeLane:
         self,
         config: settings.Settings,
         spark: SparkSession,
-        registry: registry_follower.Follower,
+        registry: job_registry.FollowedRegistry,
         stop: threading.Event,
         context: lane_context.LaneContext,
         *,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 
 from delivery.config import settings
-from delivery.stages.registry import lookup_source, registry_follower
+from delivery.stages.registry.broadcasts import Broadcasts
+from delivery.stages.registry.job_registry import JobRegistry, RegistrySupply
 
 
-def source(config: settings.Settings, stop: threading.Event) -> registry_follower.Broadcasts | lookup_source.Lookups:
+def source(config: settings.Settings, registry: JobRegistry, stop: threading.Event) -> RegistrySupply:
     """Return the source from which all lanes of the job get the registry: the one that `snapshot.source` names.
 
-    Broadcasts starts to read the registry at once, on a thread of its own. Lookups asks Postgres before each micro-batch. Raise
-    SettingsError if the settings have no valid key ring.
+    With "broadcast", the driver begins to read the registry at once, on a thread of its own. With "lookup", it asks Postgres
+    before each micro-batch. Raise SettingsError if the settings have no valid key ring.
     """
-    made = lookup_source.Lookups if config.snapshot.source == "lookup" else registry_follower.Broadcasts
-    return made(config, stop=stop)
+    return registry.look_up(stop) if config.snapshot.source == "lookup" else Broadcasts(registry.follow(stop))

@@ -8,7 +8,7 @@ from psycopg import sql
 
 from delivery import errors
 from delivery.config import settings
-from delivery.stages.registry import endpoint_disabler as stages_disabling
+from subscriptions_db.following import endpoint_disabler as stages_disabling
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import endpoint_status, registered_rows
 from tests.integration.registry.documents import DOCUMENT, applied

@@ -16,9 +16,9 @@ from delivery import errors
 from delivery.config import settings
 from delivery.observability import metrics
 from delivery.registry_model import SignatureScheme
-from delivery.stages.registry import lookup_source, registry_follower
 from delivery.webhooks.http import guard
 from fanout.admin import registry_commands
+from subscriptions_db.following import lookup_source, registry_follower
 from subscriptions_db.manifest import manifest
 from subscriptions_db.registration import apply
 from subscriptions_db.secrets import keyring

@@ -9,10 +9,10 @@ import tenacity
 
 from delivery import errors
 from delivery.config import service_settings, settings
-from delivery.stages.registry import lookup_source
 from delivery.webhooks.http import guard
 from fanout.admin import registry_commands
 from subscriptions_db.api.server import transactions
+from subscriptions_db.following import lookup_source
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.snapshot import lookup
 from tests.e2e.conftest import assert_eventually

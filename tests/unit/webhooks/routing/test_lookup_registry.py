@@ -10,10 +10,10 @@ import pytest
 from delivery import errors
 from delivery.config import settings, settings_loader
 from delivery.registry_model import DeliveryMode, Revision
-from delivery.stages.registry import lookup_source as stage
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
 from delivery.webhooks.routing import intake, lookup_registry
+from subscriptions_db.following import lookup_source as stage
 from tests.support import builders
 
 TTL_S = 30.0

@@ -1,32 +1,26 @@
-"""Follow the registry while the job runs, and broadcast it to the executors.
+"""Follow the registry while the job runs: read all of it once, and then only its changes.
 
-Runs on the driver; delivery.webhooks.routing.registries.BroadcastSource travels to the executors. The driver broadcasts a full
-snapshot once. Later changes travel with each micro-batch as a small delta. The driver broadcasts a new snapshot when the delta
-has more than REBASE_ROWS rows. It also does so when the log of changes in Postgres lacks the driver's revision. So the cost of
-a change depends on the size of the change, not on the size of the registry.
+Runs on the driver, on a thread of its own. The changes since the last full snapshot are its delta. A new full snapshot is read
+when the delta has more than REBASE_ROWS rows, and when the log of changes in Postgres lacks the driver's revision. So the cost
+of a change depends on the size of the change, not on the size of the registry.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import datetime as dt
 import logging
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import tenacity
-from pyspark import Broadcast, SparkContext
 
 from delivery import errors
 from delivery.config import plan_builder, settings
 from delivery.observability import metrics
-from delivery.registry_model import Revision
-from delivery.webhooks.routing import registries
-from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
-from delivery.webhooks.state import pickling
+from delivery.webhooks.routing import published_registry
+from delivery.webhooks.routing.published_registry import Published
+from delivery.webhooks.routing.registry_snapshot import Snapshot
 from subscriptions_db.postgres import connect, migrate, row_security
 from subscriptions_db.postgres.sql import query
 from subscriptions_db.secrets import keyring
@@ -42,46 +36,6 @@ WARN_EVERY_S = 60.0
 
 
 _NOT_WARNED = (None, float("-inf"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """The registry as the driver knows it: a full snapshot, and all later changes as a delta."""
-
-    base_id: str
-    """A random id of the full snapshot."""
-    base: Snapshot
-    changes: SnapshotChanges | None
-    """All changes since the full snapshot; None: there are none."""
-    confirmed_at: float
-    """When Postgres last confirmed that nothing else has changed; monotonic seconds."""
-    changed_at: dt.datetime | None = None
-    """When the change with this revision was made, by Postgres's clock. If Postgres loses a change, another change may get the
-    same revision: the two times differ. None: unknown, or there was no change."""
-
-    @property
-    def revision(self) -> Revision:
-        """Return the revision of the registry with all changes."""
-        return self.base.revision if self.changes is None else self.changes.revision
-
-    def sizes(self) -> dict[str, int]:
-        """Return the number of rows by kind (`tenants`, `endpoints`, `subscriptions`), changes included."""
-        sizes = {}
-        for kind in ("tenants", "endpoints", "subscriptions"):
-            rows, changed = getattr(self.base, kind), {} if self.changes is None else getattr(self.changes, kind)
-            sizes[kind] = len(rows) + sum((row is not None) - (row_id in rows) for row_id, row in changed.items())
-        return sizes
-
-
-def advanced(published: Published, changes: SnapshotChanges, now: float, *, changed_at: dt.datetime | None = None) -> Published:
-    """Return `published` with later changes of the registry merged into its delta, confirmed at `now`. Pure.
-
-    `changed_at` is the time of the last change.
-    """
-    if changes.revision == published.revision:
-        return dataclasses.replace(published, confirmed_at=now)
-    merged = changes if published.changes is None else published.changes.followed_by(changes)
-    return dataclasses.replace(published, changes=merged, confirmed_at=now, changed_at=changed_at)
 
 
 class Follower:
@@ -227,7 +181,7 @@ class Follower:
                 row_security.require_all_customers(connection)  # after the read: the role may be granted at any time
                 is_newer = changes.revision != published.revision
                 changed_at = registry.changed_at(connection, changes.revision) if is_newer else None
-                self._publish(advanced(published, changes, self._clock(), changed_at=changed_at))
+                self._publish(published_registry.advanced(published, changes, self._clock(), changed_at=changed_at))
                 return
         base = registry.read_full(connection, self._ring, self._guard)
         row_security.require_all_customers(connection)
@@ -278,54 +232,3 @@ def _log_base(base: Snapshot) -> None:
         len(base.endpoints),
         len(base.subscriptions),
     )
-
-
-class Broadcaster:
-    """Broadcast each full snapshot once for all lanes, and release the broadcasts that no lane uses any more."""
-
-    def __init__(self, context: SparkContext) -> None:
-        self._context = context
-        self._lock = threading.Lock()
-        self._broadcasts: dict[str, Broadcast[bytes]] = {}
-        self._used: dict[str, str] = {}
-
-    def source(self, published: Published, lane: str) -> registries.BroadcastSource:
-        """Return the source of the registry for the tasks of the lane's next micro-batch.
-
-        From then on the lane no longer uses its earlier broadcast, because micro-batches of one lane do not overlap.
-        """
-        base_id = published.base_id
-        with self._lock:
-            if base_id not in self._broadcasts:
-                packed = pickling.packed(published.base)
-                metrics.REGISTRY_BROADCAST_BYTES.set(len(packed))
-                self._broadcasts[base_id] = self._context.broadcast(packed)
-            self._used[lane] = base_id
-            for unused in self._broadcasts.keys() - set(self._used.values()):
-                self._broadcasts.pop(unused).destroy()
-            return registries.BroadcastSource(base_id=base_id, broadcast=self._broadcasts[base_id], delta=published.changes)
-
-
-class Broadcasts:
-    """Give each micro-batch the newest registry, as a broadcast and a delta. For jobs with `snapshot.source` = "broadcast".
-
-    The constructor starts the Follower.
-    """
-
-    def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
-        self.follower = Follower(config, stop=stop)
-        self.follower.start()
-        self.pause_reason = self.follower.pause_reason
-        self._broadcaster: Broadcaster | None = None
-
-    def source(self, context: SparkContext, lane: str) -> registries.BroadcastSource | None:
-        """Return the source of the registry for the lane's next micro-batch. None: the job is asked to stop.
-
-        Wait without limit until Postgres has confirmed the registry in the last `snapshot.max_age_s` seconds. Raise
-        SettingsError if `database.url` is no URL, or the key ring does not fit the registry.
-        """
-        published = self.follower.current()
-        if published is None:
-            return None
-        self._broadcaster = self._broadcaster or Broadcaster(context)
-        return self._broadcaster.source(published, lane)

@@ -6,7 +6,8 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from delivery.stages.registry import endpoint_disabler
+from delivery.registry_model import FAILING
+from subscriptions_db.following import endpoint_disabler
 
 
 class Registry:
@@ -55,7 +56,7 @@ def test_a_disabled_endpoint_is_written_once_with_its_reason(disabler, stop):
     disabler_.disable(["ep1"], "gone")
     assert registry.wait() == (["ep1"], "gone")
     for _ in range(3):
-        disabler_.disable(["ep1", "ep2"], endpoint_disabler.FAILING)
+        disabler_.disable(["ep1", "ep2"], FAILING)
     registry.wait()
     stop.set()
     disabler_.close()

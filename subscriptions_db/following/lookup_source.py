@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import tenacity
-from pyspark import SparkContext
 
 from delivery import errors
 from delivery.config import plan_builder, settings
@@ -62,6 +61,9 @@ class LookupSource:
 class Lookups:
     """Give each micro-batch a LookupSource, once Postgres has answered. For jobs with `snapshot.source` = "lookup"."""
 
+    follower = None
+    """The driver does not follow the registry."""
+
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
         self._ring = keyring.KeyRing.from_settings(config.keys)
         self._config = config
@@ -69,7 +71,7 @@ class Lookups:
         self._pause_reason: str | None = "the registry has not been read yet"
         self._asked_at = 0.0
 
-    def source(self, _: SparkContext, lane: str) -> LookupSource | None:  # noqa: ARG002  # the same for each lane
+    def source(self, context: object, lane: str) -> LookupSource | None:  # noqa: ARG002  # the same for each lane
         """Wait until Postgres answers and has all migrations, and return the source for the tasks of the next micro-batch.
 
         None: the job is asked to stop. Raise SettingsError if `database.url` is no URL or the key ring does not fit the

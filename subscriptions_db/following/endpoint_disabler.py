@@ -21,15 +21,12 @@ import tenacity
 
 from delivery.config import settings
 from delivery.observability import metrics
-from delivery.registry_model import EndpointId
+from delivery.registry_model import FAILING, EndpointId
 from subscriptions_db.postgres import connect
 from subscriptions_db.registration import endpoint_status
 
 log = logging.getLogger(__name__)
 
-FAILING = "failing"
-"""Reason of a request: the endpoint was active for `retry.disable_after_s` and accepted nothing in that time. The other reason
-is `error_classes.GONE`."""
 LOOK_S = 1.0
 """Seconds between two checks of the stop event, and the wait after an unexpected failure."""
 EFFECT_S = 60.0
@@ -47,6 +44,9 @@ Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
 """A function that disables those of the given endpoints that are active, with a reason. It returns the ids of the endpoints
 that it has disabled. For FAILING, an endpoint must have been active for `retry.disable_after_s`."""
 
+Disable = Callable[[Iterable[EndpointId], str], None]
+"""The type of `EndpointDisabler.disable`."""
+
 
 class _Request(NamedTuple):
     reason: str
@@ -55,11 +55,11 @@ class _Request(NamedTuple):
 
 
 @contextlib.contextmanager
-def running(config: settings.Settings, stop: threading.Event) -> Iterator[EndpointDisabler]:
-    """Run an EndpointDisabler inside the context. The end of the context sets `stop`, because the job ends then."""
+def running(config: settings.Settings, stop: threading.Event) -> Iterator[Disable]:
+    """Run an EndpointDisabler inside the context, and return its method `disable`. The end of the context sets `stop`."""
     made = EndpointDisabler(config, stop)
     try:
-        yield made
+        yield made.disable
     finally:
         stop.set()
         made.close()

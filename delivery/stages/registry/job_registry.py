@@ -1,0 +1,68 @@
+"""The registry as the job needs it: interfaces that `subscriptions_db.following` implements on Postgres.
+
+Runs on the driver. `delivery` imports nothing from `subscriptions_db`: who starts the job passes a JobRegistry to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from pyspark import SparkContext
+
+from delivery.registry_model import EndpointId
+from delivery.webhooks.routing import registries
+from delivery.webhooks.routing.published_registry import Published
+
+Disable = Callable[[Iterable[EndpointId], str], None]
+"""A function that requests to disable endpoints in the registry, for a reason. It returns before the endpoints are disabled."""
+
+
+class FollowedRegistry(Protocol):
+    """The newest registry, which a thread of its own reads. Thread-safe."""
+
+    def current(self) -> Published | None:
+        """Return the registry that Postgres confirmed at most `snapshot.max_age_s` ago. None: the job is asked to stop.
+
+        Wait without limit until there is such a registry. Raise SettingsError if the registry can never be read with these
+        settings.
+        """
+
+    @property
+    def newest(self) -> Published | None:
+        """The newest registry, of any age; None: none has been read yet."""
+
+    def pause_reason(self) -> str | None:
+        """Return why the lanes are paused: no registry was read, or it is too old. None: they are not paused."""
+
+
+class RegistrySupply(Protocol):
+    """The source of the registry for all lanes: a broadcast snapshot, or look-ups in Postgres."""
+
+    @property
+    def follower(self) -> FollowedRegistry | None:
+        """The registry that the driver follows. None: the driver has none, because the executors look it up."""
+
+    def source(self, context: SparkContext, lane: str, /) -> registries.RefreshedSource | None:
+        """Return the registry for a lane's next micro-batch; None: the job is asked to stop.
+
+        Waits while the newest registry is older than `snapshot.max_age_s`; with look-ups, while Postgres does not answer.
+        """
+
+    def pause_reason(self) -> str | None:
+        """Return why the lanes are paused: the registry cannot be read, or is too old. None: they are not paused."""
+
+
+class JobRegistry(Protocol):
+    """The access of a job to the registry. Each method is called at most once for a job, with the event that ends the job."""
+
+    def follow(self, stop: threading.Event) -> FollowedRegistry:
+        """Begin to read the registry on a thread, and return it. Raise SettingsError if there is no valid key ring."""
+
+    def look_up(self, stop: threading.Event) -> RegistrySupply:
+        """Return a supply with which the executors read the registry. Raise SettingsError if there is no valid key ring."""
+
+    def disabling(self, stop: threading.Event) -> AbstractContextManager[Disable]:
+        """Return a context with the function that disables endpoints. The end of the context sets `stop`."""

@@ -1,0 +1,30 @@
+"""The registry in Postgres, for a job. Runs on the driver."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+
+from delivery.config import settings
+from subscriptions_db.following import endpoint_disabler, lookup_source, registry_follower
+
+
+class PostgresRegistry:
+    """A job's access to the registry, by the settings of the job. Each method is called at most once."""
+
+    def __init__(self, config: settings.Settings) -> None:
+        self._config = config
+
+    def follow(self, stop: threading.Event) -> registry_follower.Follower:
+        """Return a Follower whose thread runs until `stop`. Raise SettingsError if the settings have no valid key ring."""
+        follower = registry_follower.Follower(self._config, stop=stop)
+        follower.start()
+        return follower
+
+    def look_up(self, stop: threading.Event) -> lookup_source.Lookups:
+        """Return Lookups, which wait for Postgres until `stop`. Raise SettingsError if the settings have no valid key ring."""
+        return lookup_source.Lookups(self._config, stop=stop)
+
+    def disabling(self, stop: threading.Event) -> AbstractContextManager[endpoint_disabler.Disable]:
+        """Return a context with the function that requests to disable endpoints. The end of the context sets `stop`."""
+        return endpoint_disabler.running(self._config, stop)
