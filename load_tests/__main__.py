@@ -14,7 +14,7 @@ from delivery import errors
 from load_tests import options, profile_command
 from load_tests.curves import cli as curves_cli
 from load_tests.harness import machine_speed, stage, stopping
-from load_tests.options import Folder, JsonFile, Replaced
+from load_tests.options import Folder, HtmlFile, JsonFile, Replaced, SvgFile
 from load_tests.polls import flood
 from load_tests.scaling import scaling_plots
 from load_tests.scaling import simulated_days as scaling_scenario
@@ -328,7 +328,7 @@ def pending(
 @app.command()
 def scaling(
     json_file: JsonFile = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the first day into this SVG file.")] = None,
+    plot: SvgFile = None,
     base_per_s: Annotated[int, typer.Option(min=1, help="Mean of the events a second without spikes.")] = _SCALING.base_per_s,
     days: Annotated[int, typer.Option(min=1, help="Number of simulated days.")] = _SCALING.days,
     seed: Annotated[int, typer.Option(help="Seed of the spikes and of the start times of executors.")] = (_SCALING.seed),
@@ -347,7 +347,7 @@ def scaling(
 def run_at_scale(
     scenario: Annotated[str, typer.Argument(help=f"One of: {', '.join(at_scale_command.NAMES)}.")],
     json_file: JsonFile = None,
-    html_file: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots to this file.")] = None,
+    html_file: HtmlFile = None,
     share: Annotated[
         float,
         typer.Option(min=1e-6, help="Share of the full rate. average_5k and peak_50k begin their search with this share."),

@@ -9,10 +9,17 @@ from typing import Annotated
 
 import typer
 
+from fanout.terminal import commands
 from load_tests.harness import stage
 from load_tests.profiling import profiler
 
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", callback=commands.output_file, help="Also write the figures to this file.")
+]
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", callback=commands.output_file, help="Also write a page with plots to this file.")
+]
+SvgFile = Annotated[Path | None, typer.Option(callback=commands.output_file, help="Draw the first day into this SVG file.")]
 Folder = Annotated[Path | None, typer.Option(help="Folder for data and logs. It is emptied first.")]
 Replaced = Annotated[list[str] | None, typer.Option("--set", help="Setting of the job, as area.field=value. May be repeated.")]
 

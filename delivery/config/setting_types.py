@@ -71,6 +71,6 @@ def with_one_group(pattern: str) -> str:
 
 
 class Area(pydantic.BaseModel):
-    """One group of settings, such as `[kafka]` in TOML: frozen, checked, and without unknown names."""
+    """One group of settings, such as `[kafka]` in TOML: frozen, checked, without unknown names, and with finite numbers."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

@@ -42,7 +42,9 @@ def up(
 def demo(
     events: Annotated[int, typer.Option(min=100, help="Number of events to publish.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of the generated tenants, subscriptions and events.")] = 1,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", callback=commands.output_file, help="Also write the result to this file.")
+    ] = None,
 ) -> None:
     """Run the whole platform on this machine and prove that nothing is lost."""
     from fanout.demo import run as demo_run  # noqa: PLC0415

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -52,6 +53,16 @@ class Console(rich.console.Console):
 console = Console(soft_wrap=True, highlight=False)
 progress = Console(stderr=True)
 """Console for progress, which is shown on a terminal only."""
+
+
+def output_file(path: Path | None) -> Path | None:
+    """Return the file that a command writes when it ends; None: it writes none. For the `callback` of an option.
+
+    Raise typer.BadParameter if the file cannot be written there: before the command has worked for minutes.
+    """
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise typer.BadParameter(f"{path} cannot be written: name a file in a folder that exists, with the right to write it")
+    return path
 
 
 def settings_of(context: typer.Context) -> settings.Settings:

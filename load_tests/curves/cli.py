@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from delivery import errors
+from fanout.terminal import commands
 from load_tests import options
 from load_tests.curves import command
 from load_tests.curves.axes import AXES
@@ -20,9 +21,14 @@ def curves(
         list[str] | None, typer.Option(help=f"One of: {', '.join(AXES)}. May be repeated. Without it: all axes.")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Figures are written here. The file keeps axes that are not measured now.")
+        Path | None,
+        typer.Option(
+            "--json",
+            callback=commands.output_file,
+            help="Figures are written here. The file keeps axes that are not measured now.",
+        ),
     ] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots to this file.")] = None,
+    html_file: options.HtmlFile = None,
     svg_folder: Annotated[
         Path | None, typer.Option("--svg", help="Also write curves.md and a plot for each axis into this folder.")
     ] = None,

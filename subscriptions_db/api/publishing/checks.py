@@ -79,6 +79,8 @@ class Publication(NamedTuple):
     tenant_id: TenantId
     event_id: EventId
     source: str
+    place: str
+    """Place of the event in the request's body, such as `[3]`. Empty: the body is the event."""
 
 
 def checked(found: EventsOfBody, rules: Rules, *, topic: str | None, now_ms: int) -> list[Publication]:
@@ -90,34 +92,31 @@ def checked(found: EventsOfBody, rules: Rules, *, topic: str | None, now_ms: int
     """
     publications, wrong = [], []
     for index, event in enumerate(found.events):
+        place = f"[{index}]" if found.is_batch else ""
         try:
-            publications.append(_checked(event, rules, topic, now_ms))
+            publications.append(_checked(event, rules, topic, now_ms, place))
         except errors.EventRejected as exc:
-            wrong.append((_place(found, index), f"{exc.reason}: {exc.detail}"))
+            wrong.append((place, f"{exc.reason}: {exc.detail}"))
     if wrong:
         raise _refused(422, wrong)
     return publications
 
 
-def require_tenants(
-    found: EventsOfBody, publications: list[Publication], tenants: frozenset[TenantId] | None, rules: Rules
-) -> None:
+def require_tenants(publications: list[Publication], tenants: frozenset[TenantId] | None, rules: Rules) -> None:
     """Raise Refused with 403 if an event's tenant is not one of `tenants`, or if its source does not fit its tenant.
 
-    `publications` are the events of `found`, in their order. `Rules.publisher_sources` says which sources fit. `tenants` None:
-    the key may publish for every tenant, with any source.
+    `Rules.publisher_sources` says which sources fit. `tenants` None: the key may publish for every tenant, with any source.
     """
     if tenants is not None:
-        wrong = _named(found, publications, lambda event: _tenant_problem(event, tenants, rules))
+        wrong = _named(publications, lambda event: _tenant_problem(event, tenants, rules))
         if wrong:
             raise _refused(403, wrong)
 
 
-def require_topics(found: EventsOfBody, publications: list[Publication], missing: frozenset[str]) -> None:
+def require_topics(publications: list[Publication], missing: frozenset[str]) -> None:
     """Raise Refused with 422 if an event's topic is one of `missing`, the topics that Kafka did not list."""
     if missing:
         wrong = _named(
-            found,
             publications,
             lambda event: (
                 f"topic {event.topic} does not exist, or the platform may not write to it: ask the operator to create it "
@@ -129,8 +128,8 @@ def require_topics(found: EventsOfBody, publications: list[Publication], missing
         raise _refused(422, wrong)
 
 
-def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms: int) -> Publication:
-    """Return the event with its topic.
+def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms: int, place: str) -> Publication:
+    """Return the event with its topic, and its place in the body.
 
     Raise EventRejected if the job would reject the event, or if only the API refuses it (see the docstring of the module).
     """
@@ -171,6 +170,7 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
         tenant_id=event.tenant_id,
         event_id=event.event_id,
         source=event.source,
+        place=place,
     )
 
 
@@ -224,16 +224,9 @@ def _key_of(event: Event) -> bytes | None:
     return None
 
 
-def _named(
-    found: EventsOfBody, publications: Iterable[Publication], problem_of: Callable[[Publication], str]
-) -> list[tuple[str, str]]:
+def _named(publications: Iterable[Publication], problem_of: Callable[[Publication], str]) -> list[tuple[str, str]]:
     """Return the place in the body and the problem of each event that has a problem."""
-    problems_of = ((_place(found, index), problem_of(event)) for index, event in enumerate(publications))
-    return [(place, problem) for place, problem in problems_of if problem]
-
-
-def _place(found: EventsOfBody, index: int) -> str:
-    return f"[{index}]" if found.is_batch else ""
+    return [(event.place, problem) for event in publications if (problem := problem_of(event))]
 
 
 def _refused(status: int, wrong: list[tuple[str, str]]) -> problems.Refused:

@@ -183,7 +183,7 @@ class EventProducer:
             alone = await self._submit(large, refused, is_alone=True)
             failures = {index: failure for index, failure in failures.items() if index not in large} | alone.failures
         if failures:
-            raise _failed(failures)
+            raise _failed(events, failures)
         return [event.event_id for event in events]
 
     async def _submit(self, events: Mapping[int, Publication], refused: set[int], *, is_alone: bool = False) -> _Submission:
@@ -214,7 +214,7 @@ class EventProducer:
             failure = _Failure(event.topic, exc.args[0])
             if failure.refusal is None:
                 self._replace(client)
-            raise _failed({index: failure}) from exc
+            raise _failed(events, {index: failure}) from exc
         except BufferError as exc:
             self._poll_later(client)
             self._replace(client)
@@ -264,8 +264,10 @@ class EventProducer:
             self._polled.discard(client)
 
 
-def _failed(failures: Mapping[int, _Failure]) -> problems.Refused | errors.KafkaUnavailable:
-    """Return the error for a request with failed events.
+def _failed(
+    events: Sequence[Publication] | Mapping[int, Publication], failures: Mapping[int, _Failure]
+) -> problems.Refused | errors.KafkaUnavailable:
+    """Return the error for a request with failed events. Both arguments have events by their indexes in the request.
 
     If Kafka would refuse an event again, the error names the first such event, and this function logs it.
     """
@@ -278,8 +280,8 @@ def _failed(failures: Mapping[int, _Failure]) -> problems.Refused | errors.Kafka
                 failure.text,
                 refusal.problem,
             )
-            place = f"event {index}, topic {failure.topic}"
+            place = events[index].place
             again = "Kafka may have other events of the request: once this is solved, send all again with the same ids"
-            detail = f"{place}: {refusal.problem}. {again}"
-            return problems.Refused(refusal.status, detail, (f"[{index}]", refusal.problem))
+            detail = f"{place + ', ' if place else ''}topic {failure.topic}: {refusal.problem}. {again}"
+            return problems.Refused(refusal.status, detail, (place, refusal.problem))
     return errors.KafkaUnavailable(f"{next(iter(failures.values())).text}: {CHECK}")

@@ -123,8 +123,8 @@ class Publishing:
         except pydantic.ValidationError as exc:
             raise problems.from_validation(exc, PublishQuery) from None
         with self._room(request, principal.key_id):
-            found, events = await self._checked(request, topic, self._admission.charge(principal.key_id))
-            checks.require_tenants(found, events, principal.tenants, self._rules)
+            events = await self._checked(request, topic, self._admission.charge(principal.key_id))
+            checks.require_tenants(events, principal.tenants, self._rules)
             try:
                 missing = await self._topics.missing(frozenset(event.topic for event in events))
             except errors.KafkaUnavailable as exc:
@@ -133,7 +133,7 @@ class Publishing:
                     "to send them again", len(events), principal.key_id, exc,
                 )  # fmt: skip
                 raise problems.unavailable(UNLISTED) from exc
-            checks.require_topics(found, events, missing)
+            checks.require_topics(events, missing)
             tenants = [event.tenant_id for event in events]
             self._note_limits(request, frozenset(tenants))
             self._quotas.require_room(tenants)
@@ -164,7 +164,7 @@ class Publishing:
 
     async def _checked(
         self, request: web.Request, topic: str | None, charge: admission.EventCharge
-    ) -> tuple[bodies.EventsOfBody, list[checks.Publication]]:
+    ) -> list[checks.Publication]:
         """Return the events of a request; raise Refused if one is wrong or the body is slow.
 
         aiohttp raises HTTPRequestEntityTooLarge for a body that is too large. The announced size of the body is charged at
@@ -219,12 +219,12 @@ class Publishing:
 
 def _parsed(
     read: Callable[[], bodies.EventsOfBody], rules: checks.Rules, topic: str | None, cost: _Cost
-) -> tuple[bodies.EventsOfBody, list[checks.Publication]]:
+) -> list[checks.Publication]:
     """Return the events that `read` finds in a body; raise Refused if one is wrong. Set `cost` in both cases."""
     began_s = time.thread_time()
     try:
         found = read()
         cost.events = len(found.events)
-        return found, checks.checked(found, rules, topic=topic, now_ms=round(time.time() * 1000))
+        return checks.checked(found, rules, topic=topic, now_ms=round(time.time() * 1000))
     finally:
         cost.cpu_s = time.thread_time() - began_s

@@ -140,6 +140,8 @@ def test_a_part_of_a_table_that_is_no_pair_is_an_error(folder, given, number):
         ({"FANOUT_SOURCE_INVALID_TIME": "dropped"}, "must be one of (empty), passed, rejected"),
         ({"FANOUT_METRICS_PORT": "eighty"}, "must be a whole number, but is other text. Nothing was started"),
         ({"FANOUT_METRICS_PORT": "99999"}, "must be at most 65535"),
+        # Regression: infinity was accepted, and ended the thread that measures the lag.
+        ({"FANOUT_METRICS_LAG_INTERVAL_S": "inf"}, "must be a finite number, not inf or nan"),
         ({"FANOUT_API_PUBLIC_URL": "https://a.example/"}, "must be a URL with http:// or https:// that does not end in /"),
         ({"FANOUT_API_PUBLISHER_SOURCES": "/tenant/"}, "must have {tenant} once, and a / or # after it, as in /{tenant}/"),
         ({"FANOUT_OIDC_ISSUER": "http://login.example.com"}, "must be an https:// URL, or an http:// URL of this machine"),

@@ -139,9 +139,9 @@ def test_a_key_that_names_tenants_publishes_for_no_other():
     found = found_in(PLAIN, PLAIN | {"tenant_id": "t2"})
     events = checks.checked(found, rules(), topic=None, now_ms=NOW_MS)
     for tenants in (None, frozenset({"t1", "t2"})):
-        checks.require_tenants(found, events, tenants, rules())
+        checks.require_tenants(events, tenants, rules())
     with pytest.raises(problems.Refused) as refused:
-        checks.require_tenants(found, events, frozenset({"t1"}), rules())
+        checks.require_tenants(events, frozenset({"t1"}), rules())
     detail = "[1]: the key may not publish for tenant t2: use a key for this tenant"
     assert (refused.value.problem.status, refused.value.problem.detail) == (403, detail)
 
@@ -160,12 +160,12 @@ def test_a_key_that_names_tenants_uses_the_sources_of_its_tenants(event, problem
     known = rules(api={"publisher_sources": "/{tenant}/"})
     found = found_in(event, content_type=bodies.PLAIN if event is PLAIN else bodies.STRUCTURED)
     events = checks.checked(found, known, topic=None, now_ms=NOW_MS)
-    checks.require_tenants(found, events, None, known)
+    checks.require_tenants(events, None, known)
     if not problem:
-        checks.require_tenants(found, events, frozenset({"t1"}), known)
+        checks.require_tenants(events, frozenset({"t1"}), known)
         return
     with pytest.raises(problems.Refused) as refused:
-        checks.require_tenants(found, events, frozenset({"t1"}), known)
+        checks.require_tenants(events, frozenset({"t1"}), known)
     assert (refused.value.problem.status, refused.value.problem.detail[: len(problem)]) == (403, problem)
 
 
@@ -178,9 +178,9 @@ def test_a_beginning_of_sources_that_tells_no_tenants_apart_is_refused(sources):
 def test_a_missing_topic_is_named_with_the_way_to_create_it():
     found = found_in(PLAIN, PLAIN | {"type": "order.made"})
     events = checks.checked(found, rules(), topic=None, now_ms=NOW_MS)
-    checks.require_topics(found, events, frozenset())
+    checks.require_topics(events, frozenset())
     with pytest.raises(problems.Refused) as refused:
-        checks.require_topics(found, events, frozenset({"events.order.made"}))
+        checks.require_topics(events, frozenset({"events.order.made"}))
     [error] = refused.value.problem.errors
     assert (refused.value.problem.status, error.field) == (422, "[1]")
     assert "kafka-topics --create --topic events.order.made" in error.problem
