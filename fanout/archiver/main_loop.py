@@ -155,7 +155,11 @@ class Archiver:
         """
         self._failures += 1
         self._pause_reason = str(exc)
-        log.warning("the archive pauses for %.1f s, then tries again; deliveries continue: %s", pause_s(self._failures), exc)
+        log.warning(
+            "the archive pauses for %.1f s, then tries again: %s. Until then redrives, replays and operational events wait. "
+            "Deliveries do not depend on the archive; if Kafka does not answer, look at the job too",
+            pause_s(self._failures), exc,
+        )  # fmt: skip
         self._stop.wait(pause_s(self._failures))
 
     def _begin(self, connection: connect.Connection, source: Source) -> None:

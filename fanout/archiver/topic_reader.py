@@ -105,7 +105,8 @@ class Source:
         """Return the records that arrive within `wait_s`; the list may be empty.
 
         Return earlier when MAX_RECORDS_PER_POLL messages have arrived, which include notices of the end of a partition.
-        Raise KafkaUnavailable if Kafka cannot be read. The caller must then create a new Source and call `begin`.
+        While no broker answers, the list is empty and `is_unavailable` is True. Raise KafkaUnavailable if Kafka reports another
+        error. The caller must then create a new Source and call `begin`.
         """
         with self._translated():
             records = [message for message in self._consumer.consume(MAX_RECORDS_PER_POLL, wait_s) if self._is_record(message)]

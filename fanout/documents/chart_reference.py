@@ -32,7 +32,10 @@ BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!--
 
 
 def schema(chart: Path) -> str:
-    """Return the text of values.schema.json in the folder `chart`, with the present settings in `config`."""
+    """Return the text of values.schema.json in the folder `chart`, with the property `config` generated anew.
+
+    The property has the schemas of all settings in the code, except OF_THE_CHART.
+    """
     document = json.loads((chart / "values.schema.json").read_text())
     document["properties"]["config"] = {"type": "object", "additionalProperties": False, "properties": _areas()}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

@@ -97,7 +97,7 @@ class Known(NamedTuple):
 
 
 def known(root: Path) -> Known:
-    """Return the modules, imports and settings of the code in `root`."""
+    """Return the modules and imports of the code in `root`, and the settings of the package that runs."""
     return Known(root, folder_map.module_imports(root), settings.known_names())
 
 

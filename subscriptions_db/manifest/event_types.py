@@ -101,10 +101,11 @@ def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
         raise errors.RegistrationError(
             "", "the check against the schema was ended, because it takes too many steps: simplify the schema or the payload"
         ) from None
-    except referencing.exceptions.Unresolvable:
-        raise errors.RegistrationError(
-            "", "cannot be checked: a $ref of the schema does not resolve. Let it name a schema in $defs"
-        ) from None
+    except referencing.exceptions.Unresolvable as exc:
+        problem = (
+            f"cannot be checked: {_short(exc.ref)}, a $ref of the schema, does not resolve. Let it name a schema in its $defs"
+        )
+        raise errors.RegistrationError("", problem) from None
     finally:
         _steps_left.reset(given)
 

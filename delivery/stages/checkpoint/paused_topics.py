@@ -250,7 +250,10 @@ class _File:
         self._delete()
 
     def valid(self) -> Topics | None:
-        """Return the topics in the file whose positions are valid; None: there is no file."""
+        """Return those topics in the file that a committed micro-batch paused; None: there is no file.
+
+        Only the positions of these topics are valid (see `PausedTopic.since`).
+        """
         text = offset_log.read(self._spark, f"{self._folder}/{FILE}")
         if text is None:
             return None

@@ -90,9 +90,9 @@ def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[comp
                         rows += 1
     except Exception as exc:  # noqa: BLE001  # any failure, a missing file included: this log only prevents repeats
         log.warning(
-            "the results of an interrupted micro-batch in the topics %s could not be read (%s): its deliveries may be sent "
-            "again, with the same webhook-id. Check that the job may read these topics",
-            _listed(found, work_log), exc,
+            "not all results of an interrupted micro-batch could be read from the topics %s (%s). The lane continues, and "
+            "deliveries whose results were not read may be sent again, with the same webhook-id. Check that Kafka answers, and "
+            "that the job has the right to read these topics", _listed(found, work_log), exc,
         )  # fmt: skip
     if found.unreadable:
         log.warning(

@@ -66,9 +66,10 @@ class SpreadPartition:
     """The function that Spark calls for a partition of records: yield a row for each message with a key.
 
     The rows have the columns of `collect_segments.SCHEMA`. A record's key is the id of its endpoint, and the endpoint
-    determines the row's shard. Padding has no value, and yields no row. Before these rows, one row without key and value goes
-    to each shard, so that the shard checks its due times. After these rows, one row without key goes to each shard. Its value
-    is the time until which these partitions are read.
+    determines the row's shard. Padding (`retry_records`) has no value, and yields no row. Before these rows, one row without
+    key and value goes to each shard, so that the shard checks its due times. If a record was read, one more row without key
+    goes to each shard after these rows. Its value says how far the Kafka partitions of this Spark partition are read: the
+    timestamp of the last record that was read of each, and of these the earliest.
     """
 
     tools: task_context.Tools

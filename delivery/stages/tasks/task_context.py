@@ -98,9 +98,9 @@ class Task:
     def write(self, results: Results) -> None:
         """Count and log results, and enqueue their rows for all topics of results. Waits while the producer's queue is full.
 
-        Write the events of batch records too, and wait until Kafka has confirmed or refused them. A batch record of which Kafka
-        refuses an event becomes a rejection. Raise KafkaUnavailable if a row cannot be enqueued. Also raise it if an earlier
-        row of the task, or an event, could not be written.
+        Write the events of batch records too, and wait until Kafka has confirmed or refused them. If Kafka refuses an event for
+        good, its batch record becomes a rejection. Raise KafkaUnavailable if an event could not be written now, if a row cannot
+        be enqueued, or if an earlier row of the task could not be written.
         """
         batches, results.batch_records = results.batch_records, []
         self._write(results)

@@ -177,12 +177,12 @@ class Worker:
         yield from self._leases.results(leases, registry, settle_s, ended)
 
     def drain_leases(self) -> retry_lane.LeaseResults | None:
-        """Return the results so far of all leases that `retry` got, without waiting. None: there are none.
+        """Return the results so far of all leases that `retry` got, without waiting. None: there is nothing to write.
 
         Called in the thread of a task of any lane, because this process may get no task of the retry lane for long. A lease
         that is not reported within `lease_timeout_s` expires, and its entries are leased again. Each result is returned once,
-        so the calling task must write the results and reports to Kafka. It writes no deferrals of these deliveries: the reports
-        say which entries are requeued.
+        so the calling task must write the results and reports to Kafka. The task must not hand these deliveries over to the
+        retry lane again: the reports say which entries are requeued.
         """
         return self._leases.drain()
 

@@ -227,8 +227,8 @@ class _Scheduler:
     def _admit(self, key: str, entries: Sequence[RetryEntry]) -> None:
         """Add entries to the state of an endpoint, and apply their reasons to its window.
 
-        Entries beyond `max_pending` are given up, except those whose background attempt is in flight. Entries whose background
-        attempt has completed, or is known from an earlier entry, are dropped.
+        Entries beyond `max_pending` are given up, except those whose background attempt is in flight. An entry is dropped if
+        its background attempt has completed, or if the shard has an entry with the same background attempt already.
         """
         self._decision.changed = True
         endpoint = self._opened(key)

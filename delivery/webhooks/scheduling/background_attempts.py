@@ -66,8 +66,9 @@ class BackgroundAttempts:
         return len(self._runners) < self._max_attempts and self._bytes + len(delivery.signed) <= MAX_BYTES
 
     def begin(self, delivery: Sendable, runner: asyncio.Task[None], *, is_unresponsive: bool) -> bytes:
-        """Move the attempt that `runner` awaits to the background; return the new name of the attempt.
+        """Move the attempt that `runner` awaits to the background; return a new unique name for it.
 
+        The retry entry of the delivery and the result of the attempt have this name, so that the retry lane can match them.
         `is_unresponsive`: the endpoint has sent no response since the attempt began.
         """
         endpoint_id, size, name = delivery.endpoint.endpoint_id, len(delivery.signed), uuid.uuid4().bytes

@@ -132,7 +132,10 @@ class EventProducer:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="topics")
 
     def close(self) -> None:
-        """Wait for a running request for the topics, then up to CLOSE_TIMEOUT_S for the unconfirmed events of each client."""
+        """Wait until a running call of `topics` ends, and then until Kafka has confirmed the events of each client.
+
+        The second wait takes up to CLOSE_TIMEOUT_S for each client.
+        """
         self._thread.shutdown()
         for client in self._polled.union(self._current.values()):
             client.flush(CLOSE_TIMEOUT_S)

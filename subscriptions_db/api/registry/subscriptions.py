@@ -2,8 +2,8 @@
 
 Runs in the API. A customer may subscribe only to granted tenants (see subscriptions_db/api/registry/customers.py), and to its
 own operational events. The operator may make a subscription beyond the customer's grants. The customer may pause, resume and
-delete this subscription. A change by the customer is refused while a tenant of the subscription is not granted: with
-another event type, for example, the customer would get other events of this tenant.
+delete this subscription. A change by the customer is refused if the subscription would still have a tenant that is not
+granted: with another event type, for example, the customer would get other events of this tenant.
 """
 
 from __future__ import annotations

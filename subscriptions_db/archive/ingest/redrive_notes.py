@@ -126,6 +126,9 @@ def _write_audit_entries(connection: connect.Connection, redriven: collections.C
 
 
 def forget(connection: connect.Connection, before: dt.date) -> None:
-    """Delete the notes stored before a day. Their dead letters never arrived: they have expired, or were left out."""
+    """Delete the notes stored before a day. The dead letters of these notes were never archived.
+
+    Kafka deleted these dead letters before the archive read them, or the archive left them out as unreadable.
+    """
     with connect.translated_errors():
         connection.execute(query("delete_old_notes"), {"before": before})
