@@ -35,7 +35,7 @@ Used in every process. Imports the standard library only. All classes can be pic
 
 The first words of each line below `AttemptFailed` say when the attempt failed: before or during the request to the endpoint.
 With `before`, the endpoint may have seen the event all the same, in an earlier request of the attempt. That request was on a
-reused connection that broke, or was answered with 401.
+reused connection that broke or sent a 408, or was answered with 401.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FanoutError(Exception):
 
 
 class SettingsError(FanoutError):
-    """A setting is unknown or wrong. The message names the setting, and says how to correct it."""
+    """A setting is unknown, wrong, or does not fit the machine, Kafka or the checkpoint. The message says what to correct."""
 
 
 class LocalStackError(FanoutError):
@@ -61,7 +61,10 @@ class KafkaUnavailable(FanoutError):
 
 
 class RegistryUnavailable(FanoutError):
-    """Postgres cannot be reached, is read-only, denies a right, or rolled a transaction back. A retry may succeed."""
+    """Postgres cannot be reached, is read-only, lacks a resource, denies a right, or rolled a transaction back.
+
+    A retry may succeed.
+    """
 
 
 class SchemaRegistryUnavailable(FanoutError):
@@ -73,18 +76,21 @@ class RegistryOutdated(FanoutError):
 
 
 class CheckpointInUse(FanoutError):
-    """Another job, or `fanout accept-loss`, uses a lane of this checkpoint. The message names the process that uses it."""
+    """Another job, or `fanout accept-loss`, uses a lane of this checkpoint. The message names that process, if it is known."""
 
 
 class LeaseRefused(FanoutError):
-    """The API server of Kubernetes does not let this driver use its Lease. The message names the missing right or file."""
+    """The API server of Kubernetes does not let this driver use its Lease, or its certificate does not verify.
+
+    Also raised if this process runs in no pod, or cannot read the service account's files. The message says what to correct.
+    """
 
 
 class LaneFailed(FanoutError):
     """A lane cannot run, or the lane's streaming query ended by itself.
 
-    The next start continues after the lane's last committed micro-batch. Also raised if the checkpoint is damaged, or if
-    Spark's JVM has ended.
+    The next start continues after the lane's last committed micro-batch. Also raised in three other cases. (1) The checkpoint
+    is damaged; then the next start fails too. (2) Spark's JVM has ended. (3) A micro-batch ran on for too long after a stop.
     """
 
 
@@ -164,7 +170,7 @@ class SealError(FanoutError):
 
 
 class StateUnreadable(FanoutError):
-    """The state of a lane, or a record of the retries topic, is in a format of another version of fanout."""
+    """The state of a lane, or a record of the retries topic, is empty or in a format of another version of fanout."""
 
 
 class RecordUnreadable(FanoutError):
@@ -196,8 +202,8 @@ class EventRejected(FanoutError):
 class BatchFound(EventRejected):
     """A Kafka record is a batch of `events` events, and `source.batch_records` is `taken_apart`.
 
-    `written_bytes` is the size of the records that a lane writes for these events. Only the intake catches BatchFound. Other
-    callers handle it like any EventRejected.
+    `written_bytes` is the size of the records that a lane writes for these events, without their keys. Only the intake catches
+    BatchFound. Other callers handle BatchFound like any EventRejected.
     """
 
     def __init__(self, events: int, written_bytes: int) -> None:
@@ -271,6 +277,6 @@ class ConnectionLost(AttemptFailed):
 
 
 class ResponseInvalid(AttemptFailed):
-    """The response is not HTTP, or its status line and headers are too large."""
+    """The response is not HTTP, or its status line and headers are too large or too many."""
 
     error_class = "response_invalid"

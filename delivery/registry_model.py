@@ -112,7 +112,7 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """TLS settings for the connections to one endpoint, as PEM texts. None: as on any other connection."""
+    """TLS settings for the connections to one endpoint, as PEM texts. A field of None: as on any other connection."""
 
     authorities: str | None = None
     """Certificates to trust instead of the system's. Verification itself is always on."""
@@ -124,7 +124,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """Bounds of an endpoint's batches. A batch is sent when it reaches any bound."""
+    """Bounds of an endpoint's batches. A batch is sent when it reaches any bound, or somewhat before `max_wait_s` ends."""
 
     max_events: int = 1000
     max_wait_s: float = 1.0

@@ -1,4 +1,4 @@
-"""Bound the bytes of answers with several items, such as pages and leases, beside the number of items. Pure.
+"""Bound the bytes of answers with several items, such as pages and leased dead letters. Their number has a bound too. Pure.
 
 Runs in the API. Without the bound, a page of 100 dead letters of 1 MB each would take 100 MB of memory at both ends.
 """

@@ -16,7 +16,7 @@ _ISSUER = Matching(
 
 
 class OidcSettings(Area):
-    """Tokens of an OpenID Connect provider, by which operators use the HTTP API without an API key (docs/api.md#tokens)."""
+    """OpenID Connect tokens, by which the operator's people and programs use the HTTP API (docs/api.md#tokens)."""
 
     issuer: Annotated[str, _ISSUER] = ""
     """URL of the provider, exactly as in the claim `iss` of its tokens, such as `https://login.example.com/realms/ops`. The API

@@ -72,7 +72,7 @@ def of_realtime(config: settings.Settings) -> worker_plan.Plan:
 
 
 def layout_of(config: settings.Settings) -> parsing.Layout:
-    """Return the places of the attributes in a plain JSON event, and the rules for sizes, times, topics and repeated ids."""
+    """Return the places of the attributes in a plain JSON event, and the rules of `source` for all events and batch records."""
     source = config.source
     return parsing.Layout(
         id_path=path_of(source.id_field),
@@ -134,7 +134,7 @@ def guard_of(lane: settings.DeliverySettings) -> guard.Guard:
 def warn_of_open_guard(lane: settings.DeliverySettings) -> None:
     """Log a warning if the guard allows more than production should.
 
-    Called at the start of each process that sends to endpoints or accepts URLs of endpoints.
+    Called at the start of the job and of the API. Other commands, such as `fanout apply`, do not call it.
     """
     if opened := opened_for_development(lane):
         log.warning(

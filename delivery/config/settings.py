@@ -1,8 +1,8 @@
-"""Define all settings: each area's names, defaults, bounds and meanings.
+"""Define all settings: each area's names, defaults, bounds and meanings. Neighbouring files `…_settings.py` define some areas.
 
 `delivery.config.settings_loader` reads the settings at the start. Executors never get all settings, only small frozen values
 made from the settings. Executors that look up the registry themselves also get the areas `database` and `keys`.
-docs/configuration.md is generated from the docstrings in this file.
+docs/configuration.md is generated from the docstrings of the areas and their fields.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class KeysSettings(Area):
 
 
 class KafkaSettings(Area):
-    """Kafka, version 3.6 or later. Spark's client and librdkafka share these settings, except the last two: one for each."""
+    """Kafka 3.6 or later. `spark_options` is for Spark's client, `librdkafka_options` for librdkafka, all else for both."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
     """`host:port`, several separated by commas."""

@@ -4,11 +4,11 @@ Precedence, highest first:
 
 1. The environment: `FANOUT_<AREA>_<FIELD>`, or `FANOUT_<AREA>_<FIELD>_FILE` with the path of a file that holds the value. With
    a file, a container's description shows no secret.
-2. The TOML files. A file that `--config` or `FANOUT_CONFIG` names is the only one that is read. If no file is named, the files
-   are `./fanout.toml`, and below it in precedence `./.fanout/local.toml`, which `fanout up` writes.
+2. The TOML files. A file that `--config` names, or else `FANOUT_CONFIG`, is the only one that is read. If no file is named, the
+   files are `./fanout.toml`, and below it in precedence `./.fanout/local.toml`, which `fanout up` writes.
 3. The defaults of `delivery.config.settings`.
 
-An unknown setting is an error. Its message names the known setting with the nearest name.
+An unknown setting or area is an error. The message names the known setting or area with the nearest name.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ IN_A_FILE = "_file"
 
 
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
-    """Return the checked settings. Raise a SettingsError that names all wrong settings, or the first file that cannot be read.
+    """Return the checked settings. Raise a SettingsError that names all wrong settings.
 
-    `config` is the file named on the command line; `root` is the folder of the default files. With a named file, the default
-    files are not read. Otherwise a file that `fanout up` once wrote could open the address guard of a production job.
+    Raise a SettingsError about one fault alone in two cases. (1) A file is missing, unreadable or not TOML. (2) The file of a
+    variable `…_FILE` is empty or unreadable, or the environment also has the variable without `_FILE`.
+
+    `config` is the file named on the command line. None: the file that `FANOUT_CONFIG` names, or else the default files in the
+    folder `root`. With a named file, the default files are not read. Otherwise a file that `fanout up` once wrote could open
+    the address guard of a production job.
     """
     named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
     if named is not None and not named.is_file():
@@ -96,9 +100,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def _area_and_field(name: str) -> tuple[str, str]:
-    """Return the area and the field of a variable.
+    """Return the area and the field of an environment variable. `name` is in lower case, without `FANOUT_`.
 
-    An area of two words, such as `schema_registry`, is recognised by its name. Any other area is the first word.
+    A known area, also one of two words such as `schema_registry`, is recognised by its name. An unknown area is the first word.
     """
     for area in settings.Settings.model_fields:
         if name.startswith(f"{area}_"):
@@ -127,7 +131,10 @@ def _cause(exc: OSError | UnicodeDecodeError) -> str:
 
 
 def _explain(error: Any) -> str:
-    """Turn one pydantic error into a line that names the setting and the problem. An unknown setting: also the nearest name."""
+    """Turn one pydantic error into a line that names the setting and the problem.
+
+    For an unknown setting or area, the line also names the known one with the nearest name.
+    """
     location = [str(part) for part in error["loc"]]
     name = ".".join(location)
     if error["type"] != "extra_forbidden":

@@ -23,7 +23,7 @@ _IN_CLASS_TWICE = ("&&", "--", "~~", "||")
 
 
 def checked(pattern: str) -> str:
-    """Return `pattern` if it means the same in Java and Python; else raise ValueError that says what is wrong."""
+    """Return `pattern` if it is not empty and means the same in Java and Python; else raise ValueError with what is wrong."""
     if not pattern:
         raise ValueError("is empty, so no topic would be read: set a pattern such as `events\\..+`")
     if problem := _problem(pattern):
@@ -75,7 +75,10 @@ def _problem(pattern: str) -> str:
 
 
 def _atom(rest: str) -> tuple[int, str]:
-    """Return the length of the first construct of `rest`, without a quantifier, and its problem; empty: no problem."""
+    """Return the length of the first construct of `rest`, without a quantifier, and its problem; empty: no problem.
+
+    Of a group, the construct is the opening alone, such as `(?:`.
+    """
     if rest.startswith("(?"):
         found = next((group for group in _GROUPS if rest.startswith(group)), None)
         return (len(found), "") if found else (2, f"has {rest[:4]}")

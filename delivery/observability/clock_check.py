@@ -1,6 +1,6 @@
 """Warn when the clock of a worker differs from the driver's clock.
 
-Runs on the driver, shared by the lanes of one application.
+Runs on the driver. The lanes of one application share one ClockCheck.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WARNED_EVERY_S = 600.0
 
 
 class ClockCheck:
-    """Log a warning, at most each WARNED_EVERY_S, when a worker's clock differs from the driver's.
+    """Log a warning when a worker's clock differs from the driver's: at most one in WARNED_EVERY_S for all workers together.
 
     Thread-safe. `clock` is monotonic, in seconds.
     """
@@ -28,7 +28,10 @@ class ClockCheck:
         self._warn_at = float("-inf")
 
     def record(self, ahead_s: float) -> None:
-        """Record by how many seconds a worker's clock is ahead of the driver's; negative: behind; 0: no relevant difference."""
+        """Warn, if a warning may be logged now, that a worker's clock is `ahead_s` seconds ahead of the driver's.
+
+        Negative: the worker's clock is behind. 0: the difference is too small for a warning.
+        """
         with self._lock:
             if not ahead_s or self._clock() < self._warn_at:
                 return

@@ -1,8 +1,8 @@
 """Judge whether a lane is healthy and ready. The judgement is pure; `Watch` gathers the facts.
 
 Runs on the driver, in `fanout archive` and in `fanout serve`. Each of the last two processes counts as one lane. Healthy means
-that a restart would not help. A lane is healthy while it is paused, has nothing to do, or waits for an absent Kafka. Ready
-means that the lane runs, is not paused, and Kafka answers.
+that a restart would not help. A lane whose query has not ended is healthy while it is paused, has nothing to do, or waits for
+an absent Kafka. Ready means that the lane runs, is not paused, and Kafka answers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def liveness(facts: Facts, stalled_after_s: float) -> ProbeAnswer:
     """Return the verdict on the health of one lane: not ok if a restart of the process would help.
 
     1. The query ended by itself: not ok.
-    2. The lane should have made progress, and made none for `stalled_after_s`: not ok.
+    2. The lane should make progress (`should_progress`), and made none for more than `stalled_after_s` seconds: not ok.
     3. Anything else: ok.
     """
     if facts.phase is QueryPhase.ENDED:

@@ -3,8 +3,9 @@
 Runs everywhere. Must not import pyspark or psycopg. Pure.
 
 A control character can move a terminal's cursor, hide lines, or type input for the person at the terminal. A bidirectional
-control makes text look different from its content. Each appears as a visible escape. Source: Unicode Technical Report 36,
-section 2.10; ECMA-48 for the control characters.
+control or an invisible character makes text look different from its content. Here all three kinds are called control
+characters, and each appears as a visible escape. Source: Unicode Technical Report 36, section 2.10; ECMA-48 for the control
+characters.
 """
 
 from __future__ import annotations

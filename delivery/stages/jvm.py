@@ -1,4 +1,4 @@
-"""End Spark's JVM at once. Runs on the driver."""
+"""End Spark's JVM at once. Runs on the driver, and in commands that change the checkpoint."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Kept:
         self._objects: dict[Hashable, Any] = {}
 
     def get(self, make: Callable[[], Made], *key: Hashable) -> Made:
-        """Return the object of `key`. The first call makes it. An object without a key exists once in the process."""
+        """Return the object of `key`; the first call with `key` makes it. Without `key`, all calls get the same object."""
         with self._lock:
             if key not in self._objects:
                 self._objects[key] = make()

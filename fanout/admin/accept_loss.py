@@ -31,7 +31,8 @@ class Accepted(NamedTuple):
     def document(self) -> dict[str, Any]:
         """Return the loss as a dictionary, for the output of the command and for the audit log.
 
-        `records` is the number of lost records. None: the number is unknown, because the partition is gone or was truncated.
+        `records` is the number of lost records. None: the number is unknown, because the partition is gone, or ends before the
+        lane's position.
         """
         records = None if self.loss.last is None else self.loss.last - self.loss.first + 1
         return {"lane": self.lane, **self.loss._asdict(), "records": records}

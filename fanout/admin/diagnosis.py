@@ -109,8 +109,8 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
 def _python(_: settings.Settings) -> str:
     """Return the version of Python, with a warning if this interpreter was compiled without optimisation.
 
-    Workers that run in it take about a third more CPU. An interpreter in /usr counts as optimised, because Linux distributions
-    optimise theirs.
+    Without optimisation, workers take about a third more CPU. An interpreter in /usr counts as optimised, because Linux
+    distributions optimise theirs.
     """
     version = sys.version.split()[0]
     if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):
@@ -244,10 +244,10 @@ def _object_store(config: settings.SparkSettings) -> str:
 
 
 def _job(config: settings.Settings) -> str:
-    """Ask the job on this machine, if there is one, whether it is ready. Raise LaneFailed if a lane is not ready.
+    """Ask the job on this machine, if there is one, whether it is ready.
 
-    `fanout archive` and `fanout serve` have the same setting `metrics.port`. If one of them listens on the port, its answer is
-    taken for the job's.
+    Raise LaneFailed if a lane is not ready, or if another program answers on the port `metrics.port`. `fanout archive` and
+    `fanout serve` have the same setting. If one of them listens on the port, its answer is taken for the job's.
     """
     if not config.metrics.port:
         return "not checked, because metrics.port is 0"

@@ -287,7 +287,7 @@ def overlap_of(text: str) -> dt.timedelta:
 def enable(config: settings.Settings, endpoint_id: str) -> None:
     """Make an endpoint active, whatever its status.
 
-    Raise RegistrationError if it does not exist, or if its receiver has not permitted deliveries.
+    Raise RegistrationError if it does not exist, or if it needs its receiver's permission and does not have it.
     """
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
@@ -302,9 +302,10 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 
 
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
-    """Ask the receiver of an endpoint for permission to deliver, record its answer, and return the answer.
+    """Ask the receiver of an endpoint for permission to deliver, record a permission, and return the receiver's reply.
 
-    The callback of an earlier question becomes invalid. An earlier permission stays valid, even if the answer is a refusal.
+    Without an answer the reply is a refusal. The callback of an earlier question becomes invalid. An earlier permission stays
+    valid, even if the reply is a refusal.
     Raise RegistrationError if there is no such endpoint, if it needs no permission or cannot be used, or if
     `delivery.webhook_origin` is empty.
     """

@@ -99,9 +99,10 @@ def run(
 ) -> Result:
     """Deliver an event to `endpoint_url`, or to a receiver in this process at `host` and `port`; return the result.
 
-    Wait for the delivery for at most `timeout_s`. Raise SettingsError, before anything is published, if the job would not
-    deliver the event. Raise KafkaUnavailable if there is no attempts topic or Kafka does not answer, and LocalStackError if the
-    port cannot be opened. Raise RegistryUnavailable, RegistryOutdated or SettingsError if the endpoint cannot be registered.
+    Wait for the delivery for at most `timeout_s`. Raise SettingsError, before anything is published, if the job would not read
+    or accept the event, or if its guard refuses the URL. Raise LocalStackError if the port cannot be opened. Raise
+    KafkaUnavailable if there is no attempts topic, or if Kafka does not answer or refuses a request. Raise RegistryUnavailable,
+    RegistryOutdated or SettingsError if the endpoint cannot be registered.
     """
     topic = config.source.topic_prefix + NAME
     message = publishing.Message(topic=topic, value=event(config.source, str(uuid.uuid4())))

@@ -61,7 +61,7 @@ process."""
 
 
 def pause_s(failures: int) -> float:
-    """Return the seconds to pause after `failures` failures in a row, at least one. The pause doubles up to LONGEST_PAUSE_S."""
+    """Return the seconds to pause after `failures` failures in a row, from 1. The pause doubles up to LONGEST_PAUSE_S."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
 
 
@@ -69,8 +69,8 @@ def run(config: settings.Settings, *, stop: threading.Event, once: bool = False)
     """Archive, run redrives and replays, and publish operational events, until `stop` is set.
 
     With `once`, return when the records now in Kafka are archived, and no redrive, replay or event can advance now. With
-    `once`, also raise the error of an unavailable server, in place of a pause. Raise SettingsError for settings with which
-    nothing can be archived.
+    `once`, also raise the error of an unavailable server, in place of a pause. Raise SettingsError if the settings, or the
+    retries topic, do not permit this work.
     """
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})

@@ -1,8 +1,8 @@
 """Publish operational events, which the job delivers to their subscribers like other events.
 
-Runs in `fanout archive`. Archiving, redrives and replays do not depend on the topic of operational events. A failure of this
-step is logged, and the step is tried again later. With `--once` the failure ends the command. The events are CloudEvents in
-binary mode, because the settings `source.*` do not change how the job reads that mode.
+Runs in `fanout archive`. Archiving, redrives and replays do not depend on the topic of operational events. A failure of Kafka
+in this step is logged, and the step is tried again later. With `--once` the failure ends the command. The events are
+CloudEvents in binary mode, because the settings `source.*` do not change how the job reads that mode.
 """
 
 from __future__ import annotations

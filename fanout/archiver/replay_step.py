@@ -1,8 +1,9 @@
 """Execute replays: read event topics again, and enqueue the due deliveries of one endpoint for the retry lane, in chunks.
 
 Runs in `fanout archive`, between its writes: a step takes about STEP_S. Postgres records a chunk after Kafka has confirmed it.
-A process that dies in between repeats the chunk, with the same `webhook-id`s. `archive.replay_max_pending` bounds the enqueued
-deliveries without an outcome. They wait in the retry lane, where live events of the endpoint also need space.
+A process that dies in between repeats the chunk, with the same `webhook-id`s. A replay pauses while it has
+`archive.replay_max_pending` or more enqueued deliveries without an outcome. Such deliveries wait in the retry lane, where live
+events of the endpoint also need space.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Replayer:
         self._after = 0
 
     def step(self, connection: connect.Connection, *, clock: Callable[[], float] = time.monotonic) -> int:
-        """Advance each unfinished replay by one chunk, in rotation, for about STEP_S or until none can advance now.
+        """Advance the unfinished replays, one chunk each in rotation, for about STEP_S or until none can advance now.
 
         Return the number of advances; the begin and the end of a replay count as well. Raise KafkaUnavailable or
         SchemaRegistryUnavailable if Kafka or the schema registry fails. The next step then repeats the chunk. `clock` is for

@@ -105,8 +105,9 @@ class Source:
         """Return the records that arrive within `wait_s`; the list may be empty.
 
         Return earlier when MAX_RECORDS_PER_POLL messages have arrived, which include notices of the end of a partition.
-        While no broker answers, the list is empty and `is_unavailable` is True. Raise KafkaUnavailable if Kafka reports another
-        error. The caller must then create a new Source and call `begin`.
+        If no broker answers, the client sets `is_unavailable` to True, and nothing is raised: the list has only records that
+        the client had read before. Raise KafkaUnavailable if Kafka reports another error. The caller must then create a new
+        Source and call `begin`.
         """
         with self._translated():
             records = [message for message in self._consumer.consume(MAX_RECORDS_PER_POLL, wait_s) if self._is_record(message)]
@@ -144,8 +145,8 @@ class Source:
     def has_new_partitions(self) -> bool:
         """Return True if the topics have partitions that this source does not read.
 
-        Ask Kafka at most once in `partition_check_s`; between two requests, return False. Raise KafkaUnavailable if Kafka does
-        not answer, or refuses the request.
+        Ask Kafka at most once in `partition_check_s` seconds. For that time after the creation of this source, and after each
+        request, return False without a request. Raise KafkaUnavailable if Kafka does not answer, or refuses the request.
         """
         if time.monotonic() - self._checked_at < self._partition_check_s:
             return False
@@ -178,7 +179,10 @@ class Source:
         return False
 
     def _on_error(self, error: KafkaError) -> None:
-        """Log once that Kafka is unavailable. The client reconnects by itself."""
+        """Set `is_unavailable`, and log it once, if all brokers are down. Other errors are ignored.
+
+        The Kafka client calls this function for each of its errors, and reconnects by itself.
+        """
         if error.code() == KafkaError._ALL_BROKERS_DOWN and not self.is_unavailable:  # noqa: SLF001
             self.is_unavailable = True
             log.warning(

@@ -150,8 +150,9 @@ def redrive(
 ) -> None:
     """Deliver dead letters again, by the present registry and with the same webhook ids. Safe to repeat.
 
-    The command writes the dead letters to the retries topic, and the retry lane of the job delivers them. A dead letter that
-    was redriven before is left out, unless its delivery was given up again since.
+    The command writes the dead letters to the retries topic, and the retry lane of the job delivers them. Of each delivery,
+    only the newest dead letter is redriven, and only if the options select it and it was not redriven before. A redriven
+    delivery that is given up again has a new dead letter.
     """
     from fanout.redrive import dead_letter_search  # noqa: PLC0415
 

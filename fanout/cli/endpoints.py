@@ -35,9 +35,9 @@ def rotate_secret(
 
     The secret, or the public key of scheme v1a, is shown once.
 
-    Running the command again creates another secret, and extends no older one. At most five secrets may be valid at once. With
-    `--overlap 0s` the older secrets stop signing now. Secrets under `signing_secrets` in a document of `fanout apply` are
-    rotated in that document instead.
+    Running the command again creates another secret, and no older secret signs longer. At most five secrets may be valid at
+    once. With `--overlap 0s` the older secrets end now, and the job stops using them with the next revision of the registry.
+    Secrets under `signing_secrets` in a document of `fanout apply` are rotated in that document instead.
     """
     from fanout.admin import registry_commands  # noqa: PLC0415
 
@@ -51,7 +51,10 @@ def rotate_secret(
 
 @app.command("enable")
 def enable(context: typer.Context, endpoint_id: EndpointId) -> None:
-    """Activate an endpoint that was disabled or paused. The retry lane soon attempts the deliveries that wait for it."""
+    """Activate an endpoint that was disabled or paused. The retry lane soon attempts the deliveries that wait for it.
+
+    The command fails and changes nothing if the endpoint needs its receiver's permission and does not have it.
+    """
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     registry_commands.enable(commands.settings_of(context), endpoint_id)
@@ -64,7 +67,7 @@ def disable(
     endpoint_id: EndpointId,
     reason: Annotated[str, typer.Option(help="Why it is disabled; `fanout get endpoints` shows this text.")],
 ) -> None:
-    """Disable an endpoint: the job sends nothing to it, and its deliveries wait.
+    """Disable an endpoint: the job sends nothing to it, and its deliveries wait until they expire.
 
     `fanout apply` enables it again only if its document says `status: active`.
     """
@@ -76,7 +79,10 @@ def disable(
 
 @app.command("validate")
 def validate(context: typer.Context, endpoint_id: EndpointId, as_json: AsJson = False) -> None:
-    """Ask the receiver of an endpoint for permission to deliver (OPTIONS). Deliveries wait until it has permitted them once."""
+    """Ask the receiver of an endpoint for permission to deliver, by an OPTIONS request.
+
+    If an endpoint needs permission, its deliveries wait until its receiver has permitted deliveries once.
+    """
     from fanout.admin import registry_commands  # noqa: PLC0415
 
     reply = registry_commands.validate(commands.settings_of(context), endpoint_id)
@@ -96,7 +102,10 @@ def statistics(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Show deliveries and attempts of an endpoint by hour or day, with estimated percentiles. `fanout archive` counts them."""
+    """Show deliveries and attempts of an endpoint by hour or day, with estimated percentiles of durations and latencies.
+
+    `fanout archive` counts the deliveries and attempts.
+    """
     from fanout.admin import statistics as of_admin  # noqa: PLC0415
     from subscriptions_db.api.deliveries import statistics as answers  # noqa: PLC0415
 

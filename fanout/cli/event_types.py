@@ -32,7 +32,10 @@ def try_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether the payload of an event keeps to a schema. Exit code 1: it does not. The job checks no event against it."""
+    """Show whether the payload of an event keeps to a schema. Exit code 1: the payload does not, or an error occurred.
+
+    The job checks no event against the schemas of the catalogue.
+    """
     config = commands.settings_of(context)
     tried = tried_event.read(config, event, "schema")
     wanted = _of_catalogue(config, tried.event_type) if schema is None else _of_option(schema)

@@ -28,7 +28,10 @@ def try_(
     event: EventText,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether a filter matches an event, and which fields differ. Exit code 1: the filter does not match."""
+    """Show whether a filter matches an event, and which fields differ.
+
+    Exit code 1: the filter does not match, or an error occurred.
+    """
     config = commands.settings_of(context)
     wanted: Any = yaml_document.read(tried_event.content("--filter", pattern, "filter"), "--filter").value
     if not isinstance(wanted, dict):

@@ -50,7 +50,10 @@ def ask(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Request the replay of a time range for an endpoint, by its present subscriptions. `fanout archive` carries it out."""
+    """Request the replay of a time range for an endpoint. `fanout archive` executes the replay.
+
+    An event is replayed if it is due to a subscription that the endpoint has when `fanout archive` reads the event.
+    """
     now = dt.datetime.now(dt.UTC)
     begin, end = _moment("--since", since, now), None if until is None else _moment("--until", until, now)
     try:
@@ -119,9 +122,9 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
 
 
 def _moment(option: str, text: str, now: dt.datetime) -> dt.datetime:
-    """Return the time that `text`, the value of `option`, names. A duration such as `24h` counts back from `now`.
+    """Return the time in `text`, the value of `option`: a date, a time, or a duration such as `24h` before `now`.
 
-    Raise SettingsError for any other text.
+    Raise SettingsError for any other text, and for a time outside of the years 1970 to 9999.
     """
     return dt.datetime.fromtimestamp(times.moment_ms(option, text, now_ms=round(now.timestamp() * 1000)) / 1000, dt.UTC)
 

@@ -88,7 +88,10 @@ def list_(
     output: listing.Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the keys by id, the oldest first, revoked and expired keys included. `expiring` keys expire within 14 days."""
+    """List the ids and states of keys, the oldest first, revoked and expired keys included.
+
+    A key in the state `expiring` expires within 14 days.
+    """
     from subscriptions_db.api.contract import keys  # noqa: PLC0415
     from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
 

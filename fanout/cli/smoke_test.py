@@ -25,9 +25,10 @@ def smoke_test(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the delivery before the test fails.")] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver one signed event through the running job, and clean up. Exit code 1: the event did not arrive.
+    """Deliver one signed event through the running job, and clean up.
 
-    The tenant, the customer and the topic of the test stay. The login in database.url needs the right to register.
+    Exit code 1: the event did not arrive in time, or an error occurred. The tenant, the customer and the topic of the test
+    stay. The login in database.url needs the right to register and delete endpoints.
     """
     from fanout.admin import smoke_run  # noqa: PLC0415
 

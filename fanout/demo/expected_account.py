@@ -43,7 +43,7 @@ class PlacedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLane:
-    """Outcomes of the due deliveries of one lane. `ExpectedAccount.unexpected` has those of deliveries that were not due."""
+    """Outcomes of the due deliveries of one lane. `ExpectedAccount.unexpected` has the deliveries that were not due."""
 
     due: int
     delivered: int
@@ -95,7 +95,7 @@ class OverHttp:
 
     @property
     def holds(self) -> bool:
-        """Return True if as many were polled, acknowledged, redriven and delivered as there are dead letters."""
+        """Return True if `polled`, `acknowledged`, `redriven` and `delivered` all equal `dead_letters`."""
         return {self.polled, self.acknowledged, self.redriven, self.delivered} == {self.dead_letters}
 
 
@@ -228,8 +228,8 @@ def _expected(
 ) -> Iterator[tuple[Due, _DueDelivery]]:
     """Yield the deliveries that are due in a lane, by the revision that the lane's offset receipts name.
 
-    A delivery that waits for its batch or its next attempt is sent by the registry of that later moment. So a later change of
-    the registry may cause a skip.
+    A delivery that waits for its batch or its next attempt is sent by the registry at the time of sending. So a change of the
+    registry during the wait may cause a skip.
     """
     for placed_event in placed:
         event, offset = placed_event.event, placed_event.offset

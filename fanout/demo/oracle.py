@@ -13,7 +13,7 @@ from fanout.demo import scenario
 
 
 def due(event: scenario.PublishedEvent, document: Mapping[str, Any], lane: str) -> Iterator[Mapping[str, Any]]:
-    """Yield every subscription of `document` to which an event is due in a lane: `direct` or `batch`, the endpoint's mode.
+    """Yield the subscriptions of `document` to which an event is due, if their endpoint's mode is `lane` (`direct` or `batch`).
 
     A paused subscription is yielded as well: `skip_reason` says that its delivery is skipped.
     """
@@ -24,9 +24,10 @@ def due(event: scenario.PublishedEvent, document: Mapping[str, Any], lane: str) 
 
 
 def skip_reason(subscription: Mapping[str, Any], document: Mapping[str, Any]) -> str | None:
-    """Return the reason for which the registry in `document` skips a delivery of `subscription`; None: the delivery is sent.
+    """Return the reason for which the registry in `document` skips a delivery of `subscription`; None: no skip.
 
-    `document` is the registry that routed the event, or a later one. A delivery to a paused or disabled endpoint is sent later.
+    `document` is the registry that routed the event, or a later one. A delivery to a paused or disabled endpoint is not
+    skipped: the delivery waits, and is sent later or given up.
     """
     present = next((row for row in document["subscriptions"] if row["id"] == subscription["id"]), None)
     if all(row["id"] != subscription["endpoint"] for row in document["endpoints"]):

@@ -118,10 +118,10 @@ def clients(config: settings.Settings, customer_id: str, port: int) -> tuple[Cli
 def poll(
     admin: Client, poller: Client, wanted: set[Due], published: Payloads, *, before_poll: Callable[[], object], timeout_s: float
 ) -> Polled:
-    """Create a consumer, then poll and acknowledge until all `wanted` dead letters have come and a poll is empty.
+    """Create a consumer, then poll and acknowledge until every delivery in `wanted` was polled and a poll is empty.
 
-    Call `before_poll` before each poll. Raise LocalStackError if the polls return no dead letter for `timeout_s`, or if the API
-    refuses a request or does not answer.
+    Call `before_poll` before each poll. Raise LocalStackError if a wanted dead letter is missing and the polls return none for
+    `timeout_s`. Also raise it if the API refuses a request or does not answer.
     """
     admin.post("/v1/dead-letter-consumers", {"name": CONSUMER})
     polled, last = Polled(), time.monotonic()

@@ -1,4 +1,6 @@
-"""Generate the registry and the events of the demo from a seed. Runs with the same seed differ only in times and ports.
+"""Generate the registry and the events of the demo from a seed.
+
+The same seed gives the same registry and events, except for times and ports.
 
 Runs in `fanout` commands.
 """
@@ -81,7 +83,7 @@ class PublishedEvent:
 def registry(receiver_url: str, rng: random.Random) -> dict[str, Any]:
     """Return the manifest with which the demo begins: its tenants, customers, endpoints and subscriptions.
 
-    `receiver_url` is the base of all endpoints' URLs. The scopes and the secrets come from `rng`.
+    `receiver_url` is the base of all endpoints' URLs. The tenants in some scopes, and the signing secrets, come from `rng`.
     """
     tenants = [
         {"id": f"tenant-{n}", **({"sub_tenants": [100, 200, 300]} if n % 10 == 2 else {})} for n in range(1, TENANTS + 1)
@@ -224,7 +226,10 @@ def _endpoint(number: int, receiver_url: str, rng: random.Random) -> dict[str, A
 
 
 def _batch_endpoints(receiver_url: str, rng: random.Random) -> list[dict[str, Any]]:
-    """Return endpoints in batch mode: one for each limit of a batch, for CloudEvents, for compression, and for each fault."""
+    """Return the endpoints in batch mode.
+
+    There is one for each limit of a batch, for CloudEvents, for compression, for a pause, and for each fault.
+    """
     bounds: dict[str, dict[str, Any]] = {
         "by-count": {"max_events": 50, "max_wait_s": 5},
         "by-time": {"max_wait_s": 2},

@@ -1,4 +1,4 @@
-"""Generate two parts of the chart: the settings in values.schema.json, and the table of values in README.md.
+"""Generate two parts of the Helm chart: the settings in values.schema.json, and the table of values in README.md.
 
 Runs in `python -m fanout.documents.generate` and the tests. A test fails when a file and its source differ.
 """
@@ -32,7 +32,7 @@ BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!--
 
 
 def schema(chart: Path) -> str:
-    """Return the text of values.schema.json in the folder `chart`, with the property `config` generated anew.
+    """Return the text of values.schema.json in the folder `chart`, with a new property `config`.
 
     The property has the schemas of all settings in the code, except OF_THE_CHART.
     """
@@ -54,7 +54,7 @@ def _areas() -> dict[str, Any]:
 
 
 def _plain(field: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a setting without the keywords that a chart's values do not need."""
+    """Return the schema of a setting without the keywords `title`, `default`, `pattern` and `format`."""
     return {name: value for name, value in field.items() if name not in {"title", "default", "pattern", "format"}}
 
 
@@ -67,7 +67,7 @@ class Value(NamedTuple):
 
 
 def readme(chart: Path) -> str:
-    """Return the text of README.md in the folder `chart`, with the present values in its table."""
+    """Return the text of README.md in the folder `chart`, with the values of values.yaml in its table."""
     head, _, rest = (chart / "README.md").read_text().partition(BEGIN)
     rows = [f"| `{value.path}` | {value.default} | {value.meaning} |" for value in values((chart / "values.yaml").read_text())]
     table = "\n".join(["| value | default | meaning |", "|---|---|---|", *rows])

@@ -21,7 +21,7 @@ OPENS_POSTGRES = "subscriptions_db.postgres.connect"
 
 
 class Code(NamedTuple):
-    """A box of modules and packages, by their dotted names. Its label is their paths and the note."""
+    """A box of modules and packages, by their dotted names. The label has their paths, then `note`."""
 
     names: tuple[str, ...]
     note: str = ""
@@ -119,10 +119,10 @@ def contradictions(picture: Picture, code: Known) -> Iterator[str]:
 
     1. A box or a hand-over names a module or a setting that does not exist.
     2. The source of a call does not import its target.
-    3. The module that arranges a hand-over is not in a box of code at one of its ends, and no import joins them.
+    3. A box of code at an end of a hand-over neither has the arranging module nor is joined to it by an import.
     4. The module that arranges a hand-over does not read the setting of a topic at one of its ends.
     5. The module that arranges a hand-over through Postgres does not import OPENS_POSTGRES.
-    6. A hand-over through Kafka has no topic at its ends, or another hand-over has one.
+    6. A hand-over through Kafka has no topic at its ends, or a hand-over through another medium has a topic there.
     """
     for name, box in picture.boxes.items():
         if isinstance(box, Code):
@@ -200,9 +200,10 @@ def _path(module: str, code: Known) -> str:
 
 
 def _topic(setting: str, code: Known) -> str:
-    """Return the label of a topic, or of topics that match a pattern: `delivery.retries_topic` names the retries topic.
+    """Return the label of a box for one setting: `retries topic` for `delivery.retries_topic`.
 
-    The label has the area if two areas have a setting of this name.
+    A setting of the form `…_pattern` gives `topics of <setting>`. The label begins with the area if two areas have a setting
+    of this name, and for a setting `topic` the area stands alone: `operations topic` for `operations.topic`.
     """
     if setting.endswith("_pattern"):
         return f"topics of {setting}"

@@ -136,7 +136,10 @@ area, except those of the modules directly in `delivery/`: `errors`, `model`, `p
 
 @functools.cache
 def module_imports(root: Path) -> Mapping[str, set[str]]:
-    """Return the modules of this project that each module imports, by their dotted names. Reads the files of `root` once."""
+    """Return the modules of this project that each module imports, by their dotted names. Files `__init__.py` are left out.
+
+    Reads the files of `root` once.
+    """
     paths = [path for package in PACKAGES for path in (root / package).rglob("*.py") if path.name != "__init__.py"]
     modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in paths}
     return {module: set(_imported(path, modules)) for module, path in modules.items()}
@@ -195,7 +198,7 @@ def _area_imports(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def _arrows(boxes: Collection[str], imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return the imports among `boxes`, without those that a longer way through `boxes` implies."""
+    """Return box → boxes that it imports. An import is left out if imports of other `boxes` lead to the same box."""
     direct = {box: imports[box].intersection(boxes) for box in boxes}
     reached = {box: _reached(box, direct) for box in boxes}
     return {

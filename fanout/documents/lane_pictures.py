@@ -257,7 +257,7 @@ PICTURES = {
 def document(root: Path) -> str:
     """Return the text of docs/architecture.md with the present pictures.
 
-    Raise ValueError if the text lacks the markers BEGIN and END of a picture.
+    Raise ValueError if the text lacks the markers BEGIN and END of a picture, or if a picture differs from the code.
     """
     text = (root / "docs" / DOCUMENT).read_text()
     code = flowchart.known(root)

@@ -79,7 +79,7 @@ def find(program: Program, folder: Path = LIBRARY) -> Path | None:
 
 
 def ensure(program: Program, folder: Path = LIBRARY) -> Path | None:
-    """Return the program's archive. If it is missing, build it, and delete those of other jars or another Java.
+    """Return the program's archive. If it is missing, delete the archives of other jars or another Java, and build it.
 
     None: the program's jars are not here, such as those of the broker in the image. The jars must be downloaded already. Raise
     LocalStackError if the archive cannot be built, or if there is no supported Java.

@@ -43,7 +43,10 @@ def main(archive: Path) -> None:
 
 
 def _load_classes(spark: SparkSession, jar: Path) -> None:
-    """Load all classes of a jar without initialising them. There is no broker here that would make the lanes load them."""
+    """Load the classes of a jar without initialising them: no broker runs here, so no query on Kafka loads them.
+
+    Classes that need a missing optional dependency are left out.
+    """
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way
     loader = jvm.java.lang.ClassLoader.getSystemClassLoader()
     for name in zipfile.ZipFile(jar).namelist():

@@ -204,7 +204,7 @@ def generated(
 ) -> Iterator[Message]:
     """Yield messages with `count` events of about 450 bytes, of tenants `tenant-1` to `tenant-<tenants>`.
 
-    The fields have the names that the settings `source.*` have by default.
+    The fields have the default names of the settings `source.*`, whatever `source` says. Only `source.topic_prefix` counts.
     """
     for _ in range(count):
         document: dict[str, Any] = {

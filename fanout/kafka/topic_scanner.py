@@ -46,7 +46,7 @@ class Extent:
     def is_whole(self) -> bool:
         """Return True if Kafka has certainly deleted no record that `Scanner.extents` was asked for.
 
-        It was asked for all records of the partition, or for those since its `since_ms`.
+        With `since_ms`, these are the records since then; else all records that were ever written to the partition.
         """
         return self.low == 0 or self.first > self.low
 

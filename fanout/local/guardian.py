@@ -24,7 +24,7 @@ data."""
 def watch(process: int | Path) -> subprocess.Popen[bytes]:
     """Start a guardian for a process, named by its pid or its pid file. Return the guardian's process.
 
-    The caller must `dismiss` the guardian when it stops the process.
+    A caller that stops the process must then `dismiss` the guardian.
     """
     # Its own session, so that Ctrl-C in the terminal reaches only the parent.
     command = [sys.executable, "-m", "fanout.local.guardian", str(process)]
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _pid_of(process: str) -> int | None:
-    """Return the pid, or the first line of the pid file; None: no process has written the file."""
+    """Return the pid in `process`, or in the first line of the file `process`. None: no pid was written within APPEARS_S."""
     if process.isdigit():
         return int(process)
     until = time.monotonic() + APPEARS_S

@@ -89,10 +89,10 @@ def seats(count: int) -> list[Seat]:
 class EmbeddedKafka:
     """A Kafka broker that keeps its data: after a stop or a crash it starts again with all records.
 
-    `seat` makes it one broker of a cluster. Every topic then has a replica on each broker, and all replicas but one must
-    confirm a record. `sasl_users` are names with passwords; without them, clients do not log in. With `is_guarded` users may do
-    only what Kafka's ACLs permit; the user `broker` may do everything. With `archive_to` the broker's JVM writes an archive of
-    its classes there when it stops.
+    `seat` makes it one broker of a cluster. By default, a topic then has a replica on each broker. A producer with
+    `acks=all` then needs all replicas but one in sync. `sasl_users` are names with passwords; without them, clients do not log
+    in. With `is_guarded` users may do only what Kafka's ACLs permit; the user `broker` may do everything. With `archive_to` the
+    broker's JVM writes an archive of its classes there when it stops.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ def is_free(port: int) -> bool:
 
 
 def require_free(port: int, name: str) -> None:
-    """Raise LocalStackError if a process listens on the port. The message names the option `--<name>-port`."""
+    """Raise LocalStackError if a process listens on the port of 127.0.0.1. The message names the option `--<name>-port`."""
     if not is_free(port):
         raise errors.LocalStackError(
             f"port {port} is in use, so nothing was started: stop the process that uses it, or choose another port with "

@@ -26,8 +26,8 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `fanout <words>` in `folder` with the settings of its local.toml, and yield the process.
 
-    `overrides` replace settings (`area.field`). The file `log` in the folder gets the output, without that of earlier runs. The
-    end of the context stops the process gracefully, or kills it after STOP_TIMEOUT_S.
+    `overrides` replace settings (`area.field`). The file `log` in the folder is deleted, and then gets the output. The end of
+    the context stops the process gracefully, or kills it after STOP_TIMEOUT_S.
     """
     replaced = {settings_loader.PREFIX + name.replace(".", "_").upper(): value for name, value in (overrides or {}).items()}
     (folder / log).unlink(missing_ok=True)

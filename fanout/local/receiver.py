@@ -73,7 +73,7 @@ class Receiver:
     * `on_received` is called in the receiver's thread with each request, before the answer is sent.
     * `answer` returns the status for a path; None: the request is never answered.
     * `rejects` returns True if the answer to a path rejects an event of a batch. Only answers with status 2xx reject events.
-    * `verify` returns True if one of the secrets signed the body with these headers.
+    * `verify` returns True if one of the secrets signed the body with these headers. None: `is_signed`.
 
     The context opens and closes the port. Raise LocalStackError if the port cannot be opened.
     """

@@ -72,7 +72,7 @@ class Stack:
 def write_local_settings(root: Path, stack: Stack) -> None:
     """Write local.toml in `root`: the servers' addresses, an encryption key, and settings that permit local receivers.
 
-    The keys of an earlier local.toml are kept, and its other settings are not.
+    The encryption keys of an earlier local.toml are kept, and its other settings are not.
     """
     path = root / "local.toml"
     known = tomllib.loads(path.read_text()) if path.is_file() else {}
@@ -99,7 +99,7 @@ def new_key() -> str:
 
 
 def toml(value: Any) -> str:
-    """Return a value as TOML. JSON's literals are valid TOML, except those of objects. A table must have no tables in it."""
+    """Return a value as TOML. JSON's literals are valid TOML, except objects and null. A table must have no tables in it."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(name)} = {json.dumps(entry)}" for name, entry in value.items()) + " }"
     return json.dumps(value)

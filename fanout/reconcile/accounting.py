@@ -1,4 +1,4 @@
-"""Prove from the topics that in = delivered + pending + dead-lettered + skipped, and name the differences. Pure.
+"""Prove from the topics that due deliveries = delivered + pending + dead-lettered + skipped, and name the differences. Pure.
 
 Runs in `fanout` commands, the tests and the load tests. The proof has three parts:
 
@@ -6,7 +6,7 @@ Runs in `fanout` commands, the tests and the load tests. The proof has three par
    `Terms.from_first`, this holds from the partition's first record on, else from the lane's first receipt on.
 2. A receipt states how many deliveries of its range were due. By the topics of results, as many must have ended or wait.
 3. A delivery that waits in the retry lane is in the retries topic, with its expiry. A delivery that waits for its batch is in
-   no topic. The number of such deliveries is the due count of the receipt minus all named deliveries.
+   no topic. The number of such deliveries is the due count of the receipt minus the deliveries that topics name.
 
 The topics cannot prove that the registry was right, nor that an endpoint still has what it accepted.
 """
@@ -329,7 +329,7 @@ class _Walk:
         self._reset_range()
 
     def _judge_unnamed(self, handled: HandledRange, left: int) -> None:
-        """Judge `left` deliveries that were due in a range, and that no topic names. In the batch lane, they may wait."""
+        """Judge `left` due deliveries that no topic names: in the batch lane they wait, perhaps overdue; else they are lost."""
         is_late = handled.written_at_ms + self._terms.max_wait_s * 1000 < self._terms.now_ms
         kind = Kind.OVERDUE if self._lane == "batch" else Kind.LOST
         events = {offset: self._evidence.type_at(self._place, offset) for offset in range(handled.first, handled.last + 1)}

@@ -102,7 +102,8 @@ class Events:
 class Evidence:
     """Everything that was read from the topics about each delivery.
 
-    The caller adds the attempts and retries topics before the dead letters: they say which dead letters were redriven.
+    The caller adds the attempts and retries topics before the dead letters. Notes in both topics say which dead letters were
+    redriven.
     """
 
     def __init__(self) -> None:
@@ -253,7 +254,10 @@ class Evidence:
 
     @staticmethod
     def expires_ms(state: int) -> int:
-        """Return when a delivery in the retries topic expires, in ms since the epoch, rounded up to a quarter of a day."""
+        """Return the end of the quarter of a day in which a delivery in the retries topic expires, in ms since the epoch.
+
+        `state` is ENQUEUED plus the number of the quarter.
+        """
         return ((state & ~ENQUEUED) + _FIRST_QUARTER + 1) * _QUARTER_MS
 
     def _skipped(self, reason: str) -> int:

@@ -64,6 +64,8 @@ def reconcile(
 
     Receipts written less than `settle_s` seconds before the call, or later, are not judged. The call takes at least `settle_s`
     seconds. With `settle_s` 0 all are judged: the caller knows that the job is stopped. `since_ms` None: no receipt is too old.
+    `max_wait_s` is the longest `max_wait_s` of all endpoints: a longer wait for a batch is a finding.
+
     Raise SettingsError if there is no attempts topic. Raise KafkaUnavailable, SchemaRegistryUnavailable or RecordUnreadable if
     a topic cannot be read.
     """
@@ -105,7 +107,7 @@ class _Reading:
         self._event_topics = topic_scanner.event_topics(config, known)
 
     def attempts(self) -> bool:
-        """Read the attempts topic. Return True if none of its records of the judged time has expired."""
+        """Read the attempts topic from MARGIN_MS before `since_ms` on, or all. Return False if some of it has expired."""
         extents = self._scanner.extents([self._config.delivery.attempts_topic], since_ms=self._logged_since_ms)
 
         def add(message: confluent_kafka.Message) -> None:
@@ -117,7 +119,8 @@ class _Reading:
     def others(self) -> dict[str, bool]:
         """Read retry entries, rejected records, dead letters and events.
 
-        Return, by field of Terms, True for each of the first three topics that still has all records of the judged time.
+        Return three fields of Terms, by name. A field is True if its topic still has all records since MARGIN_MS before
+        `since_ms`, or with `since_ms` None all records ever written.
         """
         delivery = self._config.delivery
         adders: dict[str, tuple[str, topic_scanner.Consume]] = {

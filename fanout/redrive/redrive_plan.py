@@ -130,8 +130,8 @@ class Plan:
 def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.RetryEntry:
     """Return the retry entry of dead letters that go in one request: one delivery, or events of one batch in order.
 
-    Events that were sent in a batch go in a batch again, because their endpoint accepts nothing else. If all of them are
-    redriven together, body and `webhook-id` are the same as before.
+    Events that were sent in a batch go in a batch again, because their endpoint accepts nothing else. If one request
+    has all events of the earlier batch, it has the same `webhook-id`.
     """
     first = together[0]
     return retry_messages.new_entry(

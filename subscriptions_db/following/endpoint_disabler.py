@@ -2,8 +2,9 @@
 
 Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request to
 disable endpoints, and the thread writes these requests to Postgres. Guarantee: while Postgres answers, each request is written.
-While it does not, a request that was last made more than STALE_S ago is dropped. The endpoint may have recovered, or an
-operator may have acted. If the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
+Exception: a request less than EFFECT_S after a written one for the same endpoint is ignored. While Postgres does not answer, a
+request that was last made more than STALE_S ago is dropped. The endpoint may have recovered, or an operator may have acted. If
+the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class _Request(NamedTuple):
 
 @contextlib.contextmanager
 def running(config: settings.Settings, stop: threading.Event) -> Iterator[Disable]:
-    """Run an EndpointDisabler inside the context, and return its method `disable`. The end of the context sets `stop`."""
+    """Run an EndpointDisabler inside the context, and return its method `disable`.
+
+    The end of the context sets `stop`, and waits at most 10 s until the last requests are written.
+    """
     made = EndpointDisabler(config, stop)
     try:
         yield made.disable

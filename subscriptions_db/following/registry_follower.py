@@ -116,9 +116,9 @@ class Follower:
         return self._published
 
     def pause_reason(self) -> str | None:
-        """Return why the lanes are paused: no registry was read, or it is older than `snapshot.max_age_s`. None: neither.
+        """Return why the lanes are paused: no registry was read, or Postgres has not confirmed it for `snapshot.max_age_s`.
 
-        Thread-safe.
+        None: the lanes are not paused. Thread-safe.
         """
         published = self._published
         if published is None:

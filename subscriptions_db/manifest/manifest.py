@@ -262,7 +262,8 @@ def load(text: str | bytes, address_guard: guard.Guard, name: str = "") -> Manif
 def check(document: Any, address_guard: guard.Guard) -> Manifest:
     """Return the manifest of a parsed document; raise ManifestRefused with the mistakes of all rows.
 
-    Rows are first checked against their type. Rows that fit the type are then checked for URL, secrets, filter and schema.
+    Rows are first checked against their type. Rows that fit the type are then checked further, also if other rows do not fit:
+    for repeated ids, and for URL, headers, secrets, TLS, filter, schema and examples.
     """
     manifest, found = None, []
     try:

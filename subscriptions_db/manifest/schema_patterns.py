@@ -88,7 +88,10 @@ def pattern_properties(
 
 
 def additional_properties(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """Check the keyword `additionalProperties`: yield the errors of values whose names no other keyword allows."""
+    """Check the keyword `additionalProperties`: yield the errors of the values that it applies to.
+
+    These are the values whose names are not in `properties` and match no expression of `patternProperties`.
+    """
     if validator.is_type(instance, "object") and "patternProperties" in schema:
         named = {name: True for expression in schema["patternProperties"] for name in _matching(expression, instance)}
         schema = {"properties": {**schema.get("properties", {}), **named}}

@@ -217,7 +217,10 @@ def _advised(problem: str) -> str:
 
 
 def _line_of(node: yaml.Node, path: str) -> int:
-    """Follow a path from a node as far as it leads. Names may contain dots, so the longest matching name wins."""
+    """Follow a path from a node as far as it leads, and return the line of the last field that was found.
+
+    Names may contain dots, so the longest matching name wins.
+    """
     line = node.start_mark.line + 1
     while path:
         path = path.removeprefix(".")

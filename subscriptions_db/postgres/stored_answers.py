@@ -1,7 +1,7 @@
 """Delete stored answers to requests with an `Idempotency-Key` after a day.
 
-Runs in the API, in requests with such a key, and in `fanout archive`. Row-level security shows a request the answers of its own
-customer only. So `fanout archive` deletes the answers of customers that send no such request any more.
+Runs in the API, in requests with such a key, and in `fanout archive`. Row-level security shows a customer's request only the
+answers of this customer. So `fanout archive` deletes the answers of customers that send no such request any more.
 """
 
 from __future__ import annotations

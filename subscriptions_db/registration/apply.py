@@ -90,7 +90,7 @@ def apply_rows(
 ) -> Result:
     """Register a manifest in the caller's transaction, which has locked the rows that the manifest names.
 
-    Only these rows, their customers and endpoints, and the event types of the catalogue are read. Writes no audit entries.
+    The manifest is compared only with these rows, their customers and their endpoints. Writes no audit entries.
     Raise RegistrationError if a check or a constraint refuses the manifest, and RegistryUnavailable if Postgres is unavailable.
     `strict` refuses manifests with lint warnings.
     """
@@ -193,7 +193,7 @@ class _Secrets:
     def write(self, endpoints: Iterable[manifest.ManifestEndpoint]) -> None:
         """Replace the stored secrets that differ from the manifest's; delete an authentication secret or TLS key that it omits.
 
-        Stored signing secrets that the manifest omits stay. If none is stored either, the endpoint gets a new signing secret.
+        Without `signing_secrets` in the manifest, the stored ones stay. If none is stored either, the endpoint gets a new one.
         """
         replaced, rows = [], []
         for endpoint in endpoints:

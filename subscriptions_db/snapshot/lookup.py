@@ -37,7 +37,7 @@ class PostgresReader:
         self._patiently = connect.retry_until_available()
 
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
-        """Return the subscriptions that match an event type, and whose scope names the tenant or some of its sub-tenants.
+        """Return the subscriptions that match an event type, and whose scope includes the tenant or some of its sub-tenants.
 
         `tenant_id` None: return the subscriptions to the events of all tenants instead. The snapshot also has the endpoints,
         and the tenant if it is registered. Waits for Postgres without a time limit: an event without a look-up can neither be

@@ -46,9 +46,9 @@ def read_changes(
 ) -> SnapshotChanges | None:
     """Return the changes after the revision `since`, with None for each deleted row, from one consistent read.
 
-    Return None if the log of changes does not have `since`: its row was deleted with the oldest rows, or Postgres lost it. With
-    `since_at`, the time of that change, also return None if the row has another time. Then a later change has the number of a
-    lost change.
+    Return None if the log of changes does not have `since`: the row of `since` was deleted with the oldest rows, or Postgres
+    lost it. `since_at` is the time of the change `since` as the caller knows it. If the log has another time for `since`, also
+    return None: Postgres lost that change, and a later change got its number.
     """
     with connect.consistent_read(connection):
         newest, changed = changed_since(connection, since, since_at)
@@ -65,7 +65,7 @@ def read_changes(
 
 
 class Revisions(NamedTuple):
-    """The newest revision in the log of changes, and whether the log continues a reader's revision."""
+    """The newest revision in the log of changes, and whether the log has all changes after a reader's revision."""
 
     newest: Revision
     """0 while the log is empty."""
@@ -76,7 +76,8 @@ class Revisions(NamedTuple):
 def revisions(connection: connect.Connection, since: int = 0, since_at: dt.datetime | None = None) -> Revisions:
     """Return the newest revision in the log of changes, and whether the log has the revision `since`.
 
-    With `since_at`, the time of the change `since` must be equal too. 0 is the revision of a registry without any change.
+    With `since_at`, the log must have this time for the revision `since`. 0 is the revision of a registry without any change.
+    For 0, the log must have all changes from the first.
     """
     asked = {"since": since, "since_at": since_at}
     [row] = connection.execute(query("current_revision"), asked).fetchall()
@@ -116,7 +117,7 @@ def read_candidates(
     event_type: str,
     tenant_id: TenantId | None,
 ) -> Snapshot:
-    """Return the subscriptions that match an event type, and whose scope names the tenant or some of its sub-tenants.
+    """Return the subscriptions that match an event type, and whose scope includes the tenant or some of its sub-tenants.
 
     `tenant_id` None: return the subscriptions to the events of all tenants instead. The snapshot also has the endpoints, and
     the tenant if it is registered. With a tenant, the returned scopes contain only the part about this tenant. One statement

@@ -1,8 +1,9 @@
 """Decide which driver holds the Lease of a checkpoint. Pure: the caller passes its observations and the time.
 
-Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that the Lease names may use the
-checkpoint. The semantics are those of client-go's leader election. Each driver measures, on its own monotonic clock, how long
-ago it saw the record change. The drivers' clocks may differ by any amount, but must run at about the same speed.
+Runs on the driver, and in commands that change the checkpoint, which hold the Lease like a driver. A Lease is a record at the
+API server of Kubernetes. Only the driver that the Lease names may use the checkpoint. The semantics are those of client-go's
+leader election. Each driver measures, on its own monotonic clock, how long ago it saw the record change. The drivers' clocks
+may differ by any amount, but must run at about the same speed.
 """
 
 from __future__ import annotations

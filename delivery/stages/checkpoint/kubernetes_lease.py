@@ -1,10 +1,11 @@
 """Hold the Lease of a checkpoint: acquire it, renew it on a thread of its own, and end the process before the Lease expires.
 
-Runs on the driver. A Lease is a record at the API server of Kubernetes. Only the driver that the Lease names may use the
-checkpoint. Guarantee: a driver that cannot renew the Lease ends itself and its JVM RENEW_DEADLINE_S after its last successful
-renewal, or up to 1.5 s later (WATCH_S and LAST_WORDS_S). Other drivers wait for LEASE_S. Not promised: a process may be stopped
-for longer than RENEW_DEADLINE_S, by SIGSTOP or with its machine. It ends only when it runs again, and may first do some
-milliseconds of work (docs/operations.md).
+Runs on the driver, and in commands that change the checkpoint, which hold the Lease like a driver. A Lease is a record at the
+API server of Kubernetes. Only the driver that the Lease names may use the checkpoint. Guarantee: a driver that cannot renew the
+Lease ends itself and its JVM RENEW_DEADLINE_S after its last successful renewal, or up to 1.5 s later (WATCH_S and
+LAST_WORDS_S). Other drivers wait for LEASE_S. Not promised: a process may be stopped for longer than RENEW_DEADLINE_S, by
+SIGSTOP or with its machine. Such a process ends only when it runs again, and may first do some milliseconds of work
+(docs/operations.md).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LAST_WORDS_S = 1.0
 
 
 class LeaseClient(Protocol):
-    """A client for one Lease at the API server, such as `cluster.KubernetesLease`. `read` and `write` may raise its errors."""
+    """A client for one Lease at the API server. `read` and `write` may raise the errors of `cluster.KubernetesLease`."""
 
     @property
     def name(self) -> str:
@@ -44,8 +45,8 @@ class LeaseClient(Protocol):
 class Holder:
     """Acquire, renew and release the Lease for this driver, which is named `identity`.
 
-    If this driver loses the Lease, it calls `kill_workers` and ends its own process. `kill_workers` ends every process that
-    delivers for this driver, at once. `kill_workers` must not wait. `retry_s` has the meaning of `election.RETRY_S`.
+    If this driver loses the Lease, the Holder calls `kill_workers` and ends this process. `kill_workers` ends every process
+    that delivers for this driver, at once. `kill_workers` must not wait. `retry_s` has the meaning of `election.RETRY_S`.
     """
 
     def __init__(

@@ -38,11 +38,12 @@ class Lock:
 
     @contextlib.contextmanager
     def acquired(self, stop: threading.Event, *, is_patient: bool = True) -> Iterator[bool]:
-        """Wait for the Lease, if one is set, and hold it inside the context. Yield True; False if `stop` was set before.
+        """Wait for the Lease, if one is set, and hold the Lease inside the context. Yield True.
 
-        `is_patient` False: raise CheckpointInUse as soon as another driver renews the Lease. Without a renewal, wait until the
-        Lease expires. Raise LeaseRefused if the API server does not let this driver use the Lease. The Lease is released only
-        after a graceful end. After a failure the workers may still be running, so the next driver waits for the expiry.
+        Yield False if `stop` was set before this driver held the Lease. `is_patient` False: raise CheckpointInUse as soon as
+        another driver renews the Lease. Without a renewal, wait until the Lease expires. Raise LeaseRefused if the API server
+        does not let this driver use the Lease. The Lease is released only after a graceful end. After a failure the workers may
+        still be running, so the next driver waits for the expiry.
         """
         if self._holder is None:
             yield True

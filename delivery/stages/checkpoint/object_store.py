@@ -95,7 +95,7 @@ MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFile
 
 
 def _cause(exc: Any) -> str:
-    """Return the message of the innermost cause of a Java exception."""
+    """Return the first line of the message of a Java exception's innermost cause. Without a message, return its class."""
     cause = exc.java_exception
     while cause.getCause() is not None:
         cause = cause.getCause()

@@ -1,9 +1,9 @@
 """Leave topics out of a lane while a schema of their records cannot be read. Later, continue at their first waiting records.
 
-Runs on the driver. A task pauses the partition of a record whose schema cannot be read (delivery.webhooks.routing.intake), and
-handles all other partitions. Spark commits the offsets of all partitions, the paused partition included. So the lane keeps the
-offsets of the waiting records in a file of its checkpoint folder. Between two queries the lane changes Spark's offset
-log (docs/adr/0043):
+Runs on the driver and in `fanout accept-loss`. A task pauses the partition of a record whose schema cannot be read
+(delivery.webhooks.routing.intake), and handles all other partitions. Spark commits the offsets of all partitions, the paused
+partition included. So the lane keeps the offsets of the waiting records in a file of its checkpoint folder. Between two queries
+the lane changes Spark's offset log (docs/adr/0043):
 
 1. `note` saves the first waiting offsets, before the micro-batch is committed.
 2. After the commit the query ends, and the topics' positions move from the offset log into the file. The next query does not
@@ -70,7 +70,10 @@ def noted(topics: Topics, batch_id: int, found: Mapping[tuple[str, int], int]) -
 
 
 def committed(topics: Topics, newest: int) -> dict[str, PausedTopic]:
-    """Return the topics whose positions are valid: a micro-batch up to `newest`, the last committed one, paused them. Pure."""
+    """Return those of `topics` that a committed micro-batch paused. Pure.
+
+    `newest` is the number of the last committed micro-batch. The offsets of the other topics are void (PausedTopic.since).
+    """
     return {name: topic for name, topic in topics.items() if topic.since <= newest}
 
 
@@ -147,7 +150,8 @@ class PausedTopics:
     def topics_to_leave_out(self) -> Collection[str]:
         """Return the topics that the next query must not read. Called before each query, while none runs.
 
-        First move their positions out of the offset log, or back into it if the schema registry answers again.
+        First move the positions of these topics out of the offset log. If the schema registry answers again, move the
+        positions of all paused topics back instead, and leave out no topic.
         """
         if self._is_back.is_set():
             self._restore()
@@ -227,7 +231,7 @@ class _File:
     def leave_out(self, topics: Topics) -> Topics:
         """Move the positions of the topics from the offset log into the file.
 
-        Return the topics without those whose positions are void. If none is left, only delete the file.
+        Return the topics that a committed micro-batch paused (see `committed`). If there is none, only delete the file.
         """
         _, newest = recovery.newest(self._spark, self._folder)
         valid = committed(topics, newest)
@@ -241,7 +245,10 @@ class _File:
         return valid
 
     def restore(self) -> None:
-        """Move the valid positions in the file, if there is one, back into the offset log, and delete the file."""
+        """Move the positions in `valid()` from the file back into the offset log, and delete the file.
+
+        Do nothing if there is no file.
+        """
         valid = self.valid()
         if valid is None:
             return

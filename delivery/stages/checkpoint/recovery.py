@@ -1,7 +1,8 @@
 """Recognise a micro-batch that runs again, and give its tasks the log of the work that its earlier run completed.
 
-Runs on the driver. Spark writes the offsets of a micro-batch before the micro-batch runs, and the commit afterwards. Offsets
-without a commit at the start of a lane belong to an interrupted micro-batch, which runs first.
+Runs on the driver; `fanout accept-loss` uses only `newest` and `require_whole`. Spark writes the offsets of a micro-batch
+before the micro-batch runs, and the commit afterwards. Offsets without a commit at the start of a lane belong to an interrupted
+micro-batch, which runs first.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def uncommitted(spark: SparkSession, checkpoint: str) -> InterruptedBatch | None
 def require_whole(spark: SparkSession, checkpoint: str) -> None:
     """Raise LaneFailed if the offsets of the newest committed micro-batch are gone from the lane's folder `checkpoint`.
 
-    Otherwise Spark would run an old micro-batch, the newest whose offsets it has. Spark would fail only after all
-    deliveries of that micro-batch had been sent again.
+    Otherwise Spark would run an earlier micro-batch again: the newest one whose offsets the folder has. Spark would fail only
+    after all deliveries of that micro-batch had been sent again.
     """
     begun, committed = newest(spark, checkpoint)
     if begun < committed:

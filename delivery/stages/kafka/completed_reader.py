@@ -31,7 +31,7 @@ differ. Reading too much costs only time."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBounds:
-    """The time limits for reading a topic of results."""
+    """The time limits for reading the topics of results."""
 
     read_s: float = 60.0
     """Seconds for reading the results. Deliveries whose results are not read by then are repeated. For offset receipts: longest
@@ -48,7 +48,8 @@ BOUNDS = ReadBounds()
 class CompletedWork:
     """The completed-work log of one micro-batch: the deliveries that ended in an earlier run. Travels to the tasks.
 
-    `known` has the keys that the driver has read. The other fields say where a task that Spark retries reads more.
+    `known` has the keys of these deliveries, as far as the driver has read them. The other fields say where a task that Spark
+    retries reads further keys.
     """
 
     client: Mapping[str, str | int | float | bool] = field(repr=False)

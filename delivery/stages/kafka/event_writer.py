@@ -4,8 +4,8 @@ Runs in the executors' Python workers. Must not import the settings, for the rea
 least once. A task that fails later writes the same events again, with the same ids.
 
 The events have a producer of their own in each worker process. Kafka may refuse events: the job may lack the right to write a
-topic, or a record may be too large for it. After a refusal a producer cannot be trusted (sink._ToKafka), and results of other
-records must not depend on it.
+topic, or a record may be too large for the topic. After a refusal a producer cannot be trusted (sink._ToKafka), and results of
+other records must not depend on such a producer.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class KafkaEventWriter:
         return refused
 
     def _discard_producer(self) -> None:
-        """Drop the producer with its queued records. Otherwise it sends them later, and its threads do not end."""
+        """Drop the producer with its queued records. Otherwise the producer sends the records later, and keeps its threads."""
         producer = self._producer()
         producer.purge(in_queue=True, in_flight=False)
         producer.flush(0)
@@ -114,7 +114,8 @@ def to(client: Mapping[str, str | int | float | bool]) -> KafkaEventWriter:
 def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents, *, group_bytes: int = GROUP_BYTES) -> Results:
     """Write the events of batch records. Return the batch records that were taken apart, and a rejection for each other one.
 
-    Raise KafkaUnavailable as WriteEvents does.
+    `group_bytes` bounds the bytes of the records that are held and written at once (GROUP_BYTES). Raise KafkaUnavailable as
+    WriteEvents does.
     """
     results = Results()
     for chunk in chunking.chunks(batches, _size, group_bytes):
@@ -151,7 +152,8 @@ def _made(
 def _events_of(batch: batch_records.BatchRecord) -> list[batch_records.EventRecord] | str:
     """Return the records of a batch record, or why it is rejected.
 
-    1. The new records would be too large, because each has the key of the batch. The other lanes do not read the key.
+    1. The new records would be too large, because each has the key of the batch. The parser has checked their size without the
+       keys.
     2. The batch cannot be split here, although the parser has split it before in another thread. A thread whose stack is
        fuller can parse fewer levels of nested JSON.
     """
@@ -180,7 +182,7 @@ def _rejection(batch: batch_records.BatchRecord, refused: int, why: str) -> inta
 
 
 class _Write:
-    """One call of KafkaEventWriter: the number of records in flight, and Kafka's answers."""
+    """One call of KafkaEventWriter: the number of records without an answer, and Kafka's answers."""
 
     def __init__(self, producer: confluent_kafka.Producer, for_good: frozenset[int], count: int) -> None:
         self._producer, self._for_good, self._unanswered = producer, for_good, count

@@ -96,7 +96,7 @@ def handled_between(before: health.Positions, now: health.Positions) -> int:
 
 
 def _ends(admin: AdminClient, positions: health.Positions) -> health.Positions:
-    """Return the end offset of each partition in `positions`; raise KafkaException if Kafka does not answer."""
+    """Return the end offset of each partition in `positions`; raise KafkaException if Kafka does not answer, or refuses."""
     if not positions:
         admin.describe_cluster(request_timeout=TIMEOUT_S).result()
         return {}

@@ -38,9 +38,10 @@ def first_since(
     until: float | None = None,
     wait_s: float = WAIT_S,
 ) -> list[TopicPartition]:
-    """Return, for each partition in `asked`, its first offset at or after a time. `asked` has this time in the offset field.
+    """Return, for each partition in `asked`, its first offset at or after a time.
 
-    An offset below 0: no record was written since. Raise KafkaException if Kafka does not answer within `timeout_s`, or
+    `asked` has this time in the offset field, in milliseconds since the epoch. An offset below 0 in the result: the partition
+    has no record of this time or later. Raise KafkaException if Kafka does not answer within `timeout_s`, or
     refuses. Also raise it if a partition has no leader at the time `until`, in monotonic seconds; None: after `timeout_s`.
     """
     until = time.monotonic() + timeout_s if until is None else until

@@ -1,7 +1,7 @@
 """Read the topics of events, and the retries topic, from Kafka as streaming frames.
 
-Runs on the driver. Guarantee relied upon: Spark writes the offsets of a micro-batch before the micro-batch runs. After a crash
-Spark reads exactly the same offsets again.
+Runs on the driver; `fanout accept-loss` uses only `is_realtime`. Guarantee relied upon: Spark writes the offsets of a
+micro-batch before the micro-batch runs. After a crash Spark reads exactly the same offsets again.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def read(
 ) -> DataFrame:
     """Return the stream of records on the topics of `source.topic_pattern`, and on the topic `beside`, if one is named.
 
-    Topics that are created later are included. A micro-batch has at most `at_most` records. `without_realtime` leaves out the
-    topics of the real-time lane, and `without` the named topics.
+    Topics that are created later are included. A micro-batch has at most about `at_most` records: Spark takes at least one
+    record of each partition with records. `without_realtime` leaves out the topics of the real-time lane. `without` names
+    further topics to leave out.
     """
     wanted = whole(source.topic_pattern, *([re.escape(beside)] if beside else []))
     if without_realtime and source.realtime_pattern:
@@ -60,7 +61,8 @@ def read_realtime(
 ) -> DataFrame:
     """Return the stream of records on the topics of the real-time lane.
 
-    A micro-batch has at most `at_most` records; None: the stream is for the real-time trigger, which has no such limit.
+    A micro-batch has at most about `at_most` records, as in `read`. None: the stream is for the real-time trigger, which has no
+    such limit.
     """
     options = {"subscribePattern": f"^(?={whole(source.topic_pattern)})(?:{source.realtime_pattern})$"}
     if at_most is None:
@@ -107,10 +109,10 @@ def whole(*patterns: str) -> str:
 def read_retries(spark: SparkSession, config: settings.Settings, *, executors: int = 1) -> DataFrame:
     """Return the stream of records on the retries topic, from its first record, and on the retry lane's wake-up topic.
 
-    A micro-batch has at most as many records as a micro-batch of events for this number of `executors`. Padding records keep
-    the average at 4 KiB for each record (retry_records.records), so a micro-batch has 80 MB by default. A task holds the share
-    of one shard in memory, and 64 MiB of Arrow (spark.sql.execution.arrow.maxBytesPerBatch). Each partition may add one record
-    of up to 10 MiB.
+    A micro-batch has at most as many records as a micro-batch of events for this number of `executors`. Behind a large record
+    come padding records without a value, one for every full 4 KiB (retry_records.records). So the records have at most about
+    4 KiB on average, and a micro-batch has at most about 80 MB by default. A task holds the share of one shard in memory, and
+    64 MiB of Arrow (spark.sql.execution.arrow.maxBytesPerBatch). Each partition may add one record of up to 10 MiB.
     """
     options = {
         "subscribe": f"{config.delivery.retries_topic},{config.retry.ticks_topic}",

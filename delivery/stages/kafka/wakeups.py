@@ -1,9 +1,9 @@
 """Wake the batch or the retry lane by a record in the lane's wake-up topic, so that Spark starts a micro-batch without events.
 
-Runs on the driver, on a thread of its own for each lane. A wake-up is sent when a batch or a retry entry is due, or when the
-lane has been idle for QUIET_S. Spark's own timers would run a micro-batch at each trigger. With wake-ups, a micro-batch without
-events runs only when something is due, or before Spark ends the idle workers. A wake-up that Kafka refuses is sent again. A
-superfluous wake-up does no harm.
+Runs on the driver, on a thread of its own for each lane. A wake-up is sent when the lane starts, when a batch or a retry entry
+is due, and when the lane has been idle for QUIET_S. Spark's own timers would run a micro-batch at each trigger. With wake-ups,
+a micro-batch without events runs only at the start, when something is due, or before Spark ends the idle workers. A wake-up
+that Kafka refuses is sent again. A superfluous wake-up does no harm.
 """
 
 from __future__ import annotations

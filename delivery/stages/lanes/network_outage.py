@@ -1,6 +1,6 @@
 """Pause all lanes while our own network is broken, as delivery.webhooks.scheduling.outage_detection decides.
 
-Runs on the driver, shared by the lanes of one application. Each lane calls from its own thread.
+Runs on the driver. The lanes of one application share one Network, and each lane calls it from its own thread.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Network:
     def failing(self, found: Iterable[Failing], disable_after_s: float) -> list[EndpointId]:
         """Return those of the failing endpoints in `found` that have failed for at least `disable_after_s`.
 
-        Local outages do not count: the time in which our own network was broken is subtracted.
+        Local outages do not count: the time in which our own network was broken is subtracted. While an outage lasts, return
+        nothing. Leave out an endpoint whose last failure was during an outage or within 10 s after it.
         """
         with self._changing:
             outages = self._outages

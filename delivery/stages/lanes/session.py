@@ -1,6 +1,6 @@
 """Start Spark with the settings of this application, and end it.
 
-Runs on the driver.
+Runs on the driver, and in the commands that use Spark.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Libraries:
     """Class archive of the launcher, which PySpark starts first."""
 
     def settings(self, master: str, conf: Mapping[str, str]) -> dict[str, str]:
-        """Return Spark's settings for the jars. `conf` has the operator's settings; their jars and class path come first.
+        """Return Spark's settings for the jars. `conf` has the operator's settings, whose jars and class path come first.
 
         Spark copies the jars of `spark.jars` to the executors. A `master` of one process (`local`, `local[2]`) has no executors
         besides the driver, so `spark.jars` leaves `connector` out.

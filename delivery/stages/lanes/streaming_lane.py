@@ -242,8 +242,9 @@ class StreamingLane(Generic[Registry]):
     def _result_of(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> Result:
         """Return the result of an ended query: restart, stop, or done. Raise LaneFailed if a restart would not help.
 
-        A restart helps if Kafka did not answer, if planning timed out, or if the lane's topics change. `written` returns the
-        folders that the query writes, for the message about a full disk.
+        A restart helps if Kafka did not answer, if planning timed out, or if the plan must change. Without progress, a lane
+        restarts at most MOST_ABSENCES times for Kafka, or MOST_FAILED_PLANS times for planning. `written` returns the folders
+        that the query writes, for the message about a full disk.
         """
         failure = query.exception()
         if failure is None and self._result is Result.COMMITTED and self._must_replan():

@@ -1,9 +1,9 @@
 """Build the lanes, run each on a thread of its own, and end all when one fails.
 
 Runs on the driver. Each lane is a streaming query with its own checkpoint folder and its own scheduler pool. So no lane queues
-behind another lane's whole micro-batch. When one lane ends by itself, all lanes end. With `once`, the others end early only if
-a lane fails. Then the process ends, and the process manager restarts it. If the other lanes continued, the process would look
-healthy and deliver only a part.
+behind another lane's whole micro-batch. When one lane ends by itself, all lanes and the process end, and the process manager
+restarts the process. If the other lanes continued, the process would look healthy and deliver only a part. With `once`, the
+other lanes end early only if a lane fails.
 """
 
 from __future__ import annotations
@@ -118,14 +118,15 @@ def run(lanes: Mapping[str, RunnableLane], watches: Mapping[str, health.Watch], 
 
 
 def ending(stop: threading.Event, *, once: bool) -> str:
-    """Return what has been handled when all lanes have ended: with `once`, everything if nobody has set `stop`."""
+    """Return the text for the log when all lanes have ended: HANDLED with `once`, if nothing has set `stop`; else COMMITTED."""
     return HANDLED if once and not stop.is_set() else COMMITTED
 
 
 def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, RunnableLane]) -> None:
     """Wait for the attempts that still run in the workers after the lanes have ended, at most `delivery.stop_within_s`.
 
-    Never raises: a failure only means that the next start sends some requests again.
+    `lanes` has the direct, batch and retry lanes that ran. Empty: return at once, because the tasks of the real-time lane have
+    waited already. Never raises: a failure only means that the next start sends some requests again.
     """
     if not lanes:  # only the real-time lane ran, and its tasks have waited already
         return

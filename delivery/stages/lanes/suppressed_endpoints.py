@@ -2,9 +2,9 @@
 
 Events of a suppressed endpoint go to the retry lane without an attempt, because the endpoint fails or does not answer. Runs on
 the driver, shared by the lanes of one application. If the retry lane runs as an application of its own, the other lanes do not
-know which endpoints it suppresses. Then each worker process detects failing endpoints by itself
-(delivery.webhooks.scheduling.circuit_breaker, delivery.webhooks.scheduling.background_attempts). It waits once for each failing
-endpoint, and delays the micro-batch by this wait.
+know which endpoints the retry lane suppresses. Then each worker process detects failing endpoints by itself
+(delivery.webhooks.scheduling.circuit_breaker, delivery.webhooks.scheduling.background_attempts). Each worker process waits once
+for each failing endpoint, and delays the micro-batch by this wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class SuppressedEndpoints:
         self._unresponsive_until: dict[EndpointId, float] = {}
 
     def set_failing(self, endpoints: frozenset[EndpointId]) -> None:
-        """Replace the endpoints that the retry lane suppresses. The retry lane calls this after each of its micro-batches."""
+        """Replace the set of endpoints that the retry lane suppresses.
+
+        The retry lane calls this after each micro-batch that has input partitions: only then its shards report.
+        """
         self._failing = endpoints
 
     def add_unresponsive(self, endpoints: frozenset[EndpointId]) -> None:

@@ -65,7 +65,10 @@ class Channel:
         self._sent = self._received = 0
 
     def send(self, message: Any) -> None:
-        """Seal and send a message; raise ChannelBroken if the peer is gone, or does not take the message within CONNECT_S."""
+        """Seal and send a message; raise ChannelBroken if the peer is gone.
+
+        Before a call of `wait_without_timeout`, also raise it if the peer does not take the message within CONNECT_S.
+        """
         nonce = os.urandom(_NONCE_BYTES)
         sealed = nonce + self._sealer.encrypt(nonce, pickling.packed(message), self._bound_to(self._sends, self._sent))
         self._sent += 1
@@ -92,7 +95,7 @@ class Channel:
             raise ChannelBroken("the other side sent a message that was not sealed for this connection") from None
 
     def wait_without_timeout(self) -> None:
-        """From now on, wait for the peer without a limit of time. Called when the peer may be busy for long."""
+        """From now on, send and receive without a limit of time. Called by the driver's end when the task has to stop."""
         self._connection.settimeout(None)
 
     def close(self) -> None:

@@ -158,8 +158,8 @@ class RealtimeLane:
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        Raise SettingsError if Spark has too few slots at the start, except with `once`. Raise LaneFailed if the checkpoint is
-        damaged, if a query ended and a restart would not help, or at a fault after MOST_RESTARTS restarts without a record.
+        Raise SettingsError if `realtime.port` cannot be opened, or without `once` if Spark has too few slots at the start.
+        Raise LaneFailed if a restart would not help, or at a fault after MOST_RESTARTS restarts without a handled record.
         """
         self._topics.find(is_first=not once)  # with `once`, micro-batches need no slot for each partition
         while self._registry.current() is not None and (once or self._await_topics(watch)):
@@ -298,7 +298,7 @@ class RealtimeLane:
         return self._outcome_of(query)
 
     def _collect(self, query: _Query, watch: health.Watch) -> float:
-        """Add the tasks' reports since the last call to the metrics; return the oldest record's age in seconds; 0: none."""
+        """Apply the tasks' new reports. Return the age in seconds of the oldest record that they read; 0: no record."""
         reports = query.server.drain()
         if reports.counters != Counters():  # an empty report would set the gauges to 0
             self._seen.add(reports.counters)
@@ -357,7 +357,7 @@ class RealtimeLane:
             context.setLogLevel(session.LOG_LEVEL)
 
     def _stop_tasks(self, query: _Query) -> None:
-        """Ask the tasks to end their deliveries and to write the results, and wait: Spark would abort unfinished deliveries."""
+        """Let the tasks end their deliveries, or Spark would abort them. Wait at most `stop_within_s` + STOPS_WITHIN_S."""
         query.server.stop_tasks()
         deadline = time.monotonic() + self._config.delivery.stop_within_s + STOPS_WITHIN_S
         while query.streaming_query.isActive and query.server.running_tasks and time.monotonic() < deadline:

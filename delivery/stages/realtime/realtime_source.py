@@ -43,7 +43,7 @@ CATCHING_UP: Mapping[str, str] = {
 
 
 def sessions(spark: SparkSession) -> tuple[SparkSession, SparkSession]:
-    """Return a new session with RECORD_BY_RECORD, and one with CATCHING_UP."""
+    """Return two new sessions: one with the Spark settings RECORD_BY_RECORD, and one with the Spark settings CATCHING_UP."""
     return _session(spark, RECORD_BY_RECORD), _session(spark, CATCHING_UP)
 
 
@@ -70,7 +70,7 @@ def read_one_by_one(spark: SparkSession, config: settings.Settings, start_offset
 
 
 def read_in_micro_batches(spark: SparkSession, config: settings.Settings, start_offsets: Mapping[Place, int]) -> DataFrame:
-    """Return the stream of records at or after `start_offsets` for micro-batches of `spark.parallelism` tasks.
+    """Return the stream of records at or after `start_offsets` for micro-batches of at most `spark.parallelism` tasks.
 
     Used while the lane catches up or has too few slots, and with `--once`.
     """

@@ -70,7 +70,7 @@ class RealtimeTask:
     Created in the task's thread. The constructor exchanges the first report and update with the driver, before the task reads
     any record. `link` is the connection to the driver, and `number` the task's number in its stage. `ended` has the deliveries
     that had ended before this query started. The task does not start them again. A stopped task waits up to `stop_within_s`
-    seconds for background attempts, and `stopped_s` seconds more for the end of its query.
+    seconds for background attempts. Then it waits up to `stop_within_s` + `stopped_s` seconds for the end of its query.
     """
 
     def __init__(
@@ -116,7 +116,8 @@ class RealtimeTask:
     def feed(self, records: Sequence[Record]) -> None:
         """Queue records for delivery. Wait while too many records or results are queued, or while the driver pauses the lane.
 
-        A stopped task drops the records. Raise the failure of a delivery or a write, if there was one.
+        `records` has at least one record. A stopped task drops the records. If the task has failed, raise the error: of a
+        delivery, of a write, or of the exchange with the driver.
         """
         delay_s = self._here.now_s() - records[0].appended_at_ms / 1000
         with self._exchanging:
@@ -127,9 +128,10 @@ class RealtimeTask:
     def end(self) -> None:
         """Wait until the results of all records that were begun are written, then send the last report to the driver.
 
-        After one call of `end` or `give_up` has succeeded, further calls do nothing. Called in the task's thread after the last
-        record, or in the reporter's thread when the driver stops the query. Raise the failure of a delivery or a write. Raise
-        ChannelBroken if the driver cannot get the last report of a task that has read all of its records.
+        Called in the task's thread after the last record, and in the reporter's thread when the driver stops the query. Does
+        nothing if `give_up`, or an earlier `end`, has begun the last report. If the task has failed, raise the error: of a
+        delivery, of a write, or of the exchange with the driver. Raise ChannelBroken if the driver cannot get the last report
+        of a task that has read all of its records.
         """
         with self._ending:
             if self._is_ended:
@@ -162,7 +164,7 @@ class RealtimeTask:
     def give_up(self) -> None:
         """Start no more deliveries, and write the results of deliveries that end within DRAIN_S. For a task that fails.
 
-        Then send the last report, with the failure, to the driver.
+        Then send the last report, with the failure, to the driver. Does nothing if `end` has begun the last report.
         """
         self._over.set()
         with self._ending:
@@ -258,7 +260,8 @@ class RealtimeTask:
     def _take(self, update: messages.DriverUpdate) -> None:
         """Apply an update of the driver: pause, registry and suppressed endpoints.
 
-        The registry and the suppressed endpoints belong to the worker's event loop, and change only in the loop.
+        The event loop uses the registry and the suppressed endpoints, so both change only in the loop. A new snapshot is a new
+        registry, which the next slice uses.
         """
         self._lane.pause(is_paused=update.is_paused)
         if self._take_base(update):

@@ -32,7 +32,7 @@ class ReportBuffer:
                 self._values[name] = before | term if isinstance(term, frozenset) else before + term
 
     def drain(self) -> tuple[Counters, frozenset[EndpointId], frozenset[EndpointId]]:
-        """Return and reset the counters, the endpoints that are gone, and those that were unresponsive."""
+        """Return the counters, the endpoints that answered with status 410, and the unresponsive endpoints; reset all three."""
         with self._lock:
             values, self._values = self._values, {}
         return values.get("total", Counters()), values.get("gone", frozenset()), values.get("unresponsive", frozenset())
@@ -45,7 +45,10 @@ def buffer() -> ReportBuffer:
 
 @dataclass(frozen=True, slots=True)
 class BufferedTotal:
-    """One total of the process's buffer, by its name. In the real-time lane it replaces an accumulator. Survives pickling."""
+    """One total, by its name, of the buffer of the process that calls `add`. Survives pickling.
+
+    In the real-time lane it replaces an accumulator.
+    """
 
     name: str
 

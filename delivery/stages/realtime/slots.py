@@ -37,7 +37,10 @@ def partitions(config: settings.Settings) -> dict[str, int] | None:
 
 
 def available(context: SparkContext) -> int:
-    """Return the number of tasks that Spark can run at once: its slots. Copies all settings of Spark through py4j."""
+    """Return the number of tasks that Spark can run at once, by its settings: its slots.
+
+    Slow, because `getConf` copies all settings of Spark through py4j.
+    """
     conf = context.getConf()
     local = _LOCAL.match(context.master or "")
     executors, cores = (int(conf.get(f"spark.executor.{name}", "0") or 0) for name in ("instances", "cores"))
@@ -101,7 +104,10 @@ class LaneTopics:
             log.error("lane realtime has new partitions and delivers in micro-batches until it has slots for all: %s", why)
 
     def have_slots(self) -> bool:
-        """Return True if Spark had a slot for each partition, besides those of other lanes, when `find` was last called."""
+        """Return True if Spark has a slot for each partition, besides the slots of other lanes.
+
+        The numbers are those of the last call of `find` to which Kafka answered.
+        """
         return self._refusal() is None
 
     def _refusal(self) -> str | None:

@@ -2,8 +2,8 @@
 
 Runs on the driver. Spark writes the offsets of a real-time batch at the end of the batch, minutes after its start. So the lane
 writes offset receipts to the attempts topic. A receipt says that all results of a run of records are in their topics. The
-receipts record the lane's progress since Spark's last commit. Deliveries that had ended beyond the receipts are found as well,
-so that the lane does not repeat them.
+receipts record the lane's progress since Spark's last commit. Some deliveries of later records have ended too. They are read
+from the result topics, so that the lane does not repeat these deliveries.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def read(
     A lane that has never read a record starts at the positions of `begin_at`, if there are any.
 
     Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. `checkpoint` is the lane's folder. Raise
-    KafkaUnavailable if the receipts cannot be read in TRIES tries, or if no message of the attempts topic comes for
-    `ReadBounds.read_s` seconds. Without receipts, records since the last commit would be sent again.
+    KafkaUnavailable if the receipts cannot be read in TRIES tries. Also raise it if the attempts topic is not read to its end,
+    and no message comes for `ReadBounds.read_s` seconds. Without receipts, records since the last commit would be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
@@ -116,7 +116,7 @@ def read(
 def _receipts_patiently(
     asked: completed_reader.CompletedWork, of: Callable[[str], bool], bounds: ReceiptBounds
 ) -> tuple[dict[Place, list[HandledRange]], int]:
-    """Return the result of `_receipts`; raise KafkaUnavailable if all TRIES fail, or if one gets no message for `read_s`."""
+    """Return the result of `_receipts`. Raise KafkaUnavailable if it fails TRIES times, or once with KafkaUnavailable."""
     why = ""
     for _ in range(TRIES):
         try:
@@ -145,7 +145,7 @@ def _receipts(
 
     The time is in milliseconds since the epoch; 0: no receipt was found. Raise KafkaException if a part of the attempts topic
     cannot be read, and KafkaUnavailable if no further message comes for `read_s`. A lane that has rested for days reads for
-    minutes, and logs each `read_s` how far it is.
+    minutes. Meanwhile it logs every `read_s` seconds how many records it has read.
     """
     import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
 
@@ -185,16 +185,20 @@ INITIAL_POSITIONS_FILE = "realtime-begins.json"
 def begin_at(spark: SparkSession, checkpoint: str, positions: offset_log.Positions) -> None:
     """Make a real-time lane that has committed nothing begin at `positions`. `checkpoint` is the lane's folder.
 
-    Delete that folder: Spark keeps the first offsets of a started query there, and would read other topics from their first
-    record. So `positions` must include the receipts since that query started. After a crash before the deletion, the next
-    start reads both the written positions and the folder.
+    Write `positions` to INITIAL_POSITIONS_FILE, then delete the folder. If a query has started, the folder holds the query's
+    first offsets. Spark would read a topic that is not among them from its first record. Without the folder, the receipts since
+    that start are not read, so `positions` must include them. After a crash before the deletion, the next start reads the file
+    and the folder, and takes the larger offset of each partition.
     """
     offset_log.write(spark, f"{checkpoint.rpartition('/')[0]}/{INITIAL_POSITIONS_FILE}", json.dumps(positions))
     offset_log.delete(spark, checkpoint)
 
 
 def load_positions(spark: SparkSession, checkpoint: str) -> offset_log.Positions:
-    """Return the committed positions of the lane whose folder is `checkpoint`; before the first commit, where it begins."""
+    """Return the committed positions of the lane whose folder is `checkpoint`.
+
+    Before the first commit: the positions at which the lane begins.
+    """
     return by_topic(_Checkpoint(spark, checkpoint).positions)
 
 

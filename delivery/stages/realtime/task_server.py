@@ -2,7 +2,8 @@
 
 Runs on the driver, with a thread for each task's connection. In real time a task runs for minutes. Spark's accumulators arrive
 only when the task ends, and the task's closure never changes. So each task keeps a connection to the driver, and reports
-several times a second. The driver's answer contains the changes since the task's last report (docs/adr/0040).
+several times a second. The driver answers with what the task's registry lacks, with all suppressed endpoints, and whether the
+task must pause or stop (docs/adr/0040).
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def addresses(context: SparkContext) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReports:
-    """The sum of the reports of all tasks since the last `TaskServer.drain`. The fields are those of `messages.TaskReport`."""
+    """The sum of the reports of all tasks since the last `TaskServer.drain`.
+
+    Each field sums the field of the same name in `messages.TaskReport`. `delay_s` is the largest one instead.
+    """
 
     counters: Counters = field(default_factory=Counters)
     gone: frozenset[EndpointId] = frozenset()
@@ -131,8 +135,8 @@ class TaskServer:
     def fault(self) -> str | None:
         """Return why the query cannot continue: a task failed, was lost, or has stopped reporting. None: no fault.
 
-        The answer is the first fault, also after the end of the query, which ends the tasks and so causes further faults. Once
-        `stop_tasks` was called, silence is no fault: a stopping task sends no report until its end.
+        Of several faults, return the first: it causes the end of the query, which causes further faults. Once `stop_tasks` was
+        called, silence is no fault: a stopping task sends no report until its end.
         """
         with self._lock:
             for task, at in self._running.values():

@@ -1,9 +1,9 @@
 """Move topics from the direct lane to the real-time lane, or back, when `source.realtime_pattern` has changed.
 
-Runs on the driver before the lanes, if both keep their progress below one `spark.checkpoint`. A position is the next offset of
-a partition. The topic's positions move to the checkpoint of the other lane. Otherwise Spark would refuse to run the old lane,
-because a topic that the lane had read is missing. In the new lane, Spark would read the topic from its first record, and all of
-the topic would be sent again. After a crash between two steps the next start repeats the same steps.
+Runs on the driver before the lanes. Both lanes must keep their progress below one `spark.checkpoint`. A position is the next
+offset of a partition. The positions of a moved topic go to the checkpoint of the other lane. Otherwise Spark would refuse to
+run the old lane, because a topic that the lane had read is missing. In the new lane, Spark would read the topic from its first
+record, and all of the topic would be sent again. After a crash between two steps the next start repeats the same steps.
 """
 
 from __future__ import annotations

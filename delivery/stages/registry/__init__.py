@@ -1,5 +1,5 @@
-"""Send the registry to the executors, and name what the job needs of it.
+"""Send the registry to the executors, and define the interfaces by which the job reads it.
 
-In: the newest registry, which `subscriptions_db.following` reads while the job runs. Out: a broadcast snapshot, and deltas for
-tasks whose closure is fixed. Runs on the driver. The tasks in the executors open the deltas.
+In: the newest registry, which `subscriptions_db.following` reads while the job runs. Out: a broadcast snapshot and deltas, or
+with look-ups the access to Postgres and a revision. Runs on the driver. The tasks in the executors open the deltas.
 """

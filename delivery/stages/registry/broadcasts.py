@@ -29,7 +29,8 @@ class Broadcaster:
     def source(self, published: Published, lane: str) -> registries.BroadcastSource:
         """Return the source of the registry for the tasks of the lane's next micro-batch.
 
-        From then on the lane no longer uses its earlier broadcast, because micro-batches of one lane do not overlap.
+        The lane's earlier broadcast is destroyed if it is another one, and no other lane uses it. Micro-batches of one lane do
+        not overlap, so no task of the lane still reads it.
         """
         base_id = published.base_id
         with self._lock:

@@ -1,6 +1,6 @@
 """The registry as the job needs it: interfaces that `subscriptions_db.following` implements on Postgres.
 
-Runs on the driver. `delivery` imports nothing from `subscriptions_db`: who starts the job passes a JobRegistry to it.
+Runs on the driver. `delivery` imports nothing from `subscriptions_db`: the command that starts the job passes a JobRegistry.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class RegistrySupply(Protocol):
         """The registry that the driver follows. None: the driver has none, because the executors look it up."""
 
     def source(self, context: SparkContext, lane: str, /) -> registries.RefreshedSource | None:
-        """Return the registry for a lane's next micro-batch; None: the job is asked to stop.
+        """Return the source of the registry for a lane's next micro-batch; None: the job is asked to stop.
 
-        Waits while the newest registry is older than `snapshot.max_age_s`; with look-ups, while Postgres does not answer.
+        Wait until a registry was read and is at most `snapshot.max_age_s` old; with look-ups, until Postgres answers. Raise
+        SettingsError if the registry can never be read with these settings.
         """
 
     def pause_reason(self) -> str | None:
@@ -59,10 +60,13 @@ class JobRegistry(Protocol):
     """The access of a job to the registry. Each method is called at most once for a job, with the event that ends the job."""
 
     def follow(self, stop: threading.Event) -> FollowedRegistry:
-        """Begin to read the registry on a thread, and return it. Raise SettingsError if there is no valid key ring."""
+        """Start a thread that reads the registry, and return the FollowedRegistry, before anything was read.
+
+        Raise SettingsError if there is no valid key ring.
+        """
 
     def look_up(self, stop: threading.Event) -> RegistrySupply:
         """Return a supply with which the executors read the registry. Raise SettingsError if there is no valid key ring."""
 
     def disabling(self, stop: threading.Event) -> AbstractContextManager[Disable]:
-        """Return a context with the function that disables endpoints. The end of the context sets `stop`."""
+        """Return a context with the function that requests to disable endpoints. The end of the context sets `stop`."""

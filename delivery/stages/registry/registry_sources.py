@@ -12,7 +12,7 @@ from delivery.stages.registry.job_registry import JobRegistry, RegistrySupply
 def source(config: settings.Settings, registry: JobRegistry, stop: threading.Event) -> RegistrySupply:
     """Return the source from which all lanes of the job get the registry: the one that `snapshot.source` names.
 
-    With "broadcast", the driver begins to read the registry at once, on a thread of its own. With "lookup", it asks Postgres
-    before each micro-batch. Raise SettingsError if the settings have no valid key ring.
+    With "broadcast", the driver begins to read the registry at once, on a thread of its own. With "lookup", the driver asks
+    Postgres for the revision before each micro-batch. Raise SettingsError if the settings have no valid key ring.
     """
     return registry.look_up(stop) if config.snapshot.source == "lookup" else Broadcasts(registry.follow(stop))

@@ -1,4 +1,4 @@
-"""Send registry changes to tasks whose closure is fixed: the tasks of a streaming plan that run before the state.
+"""Send registry changes to tasks whose closure is fixed: tasks of a streaming plan that run before its operator with state.
 
 `TaskDelta` runs on the driver, `TaskDeltaSource` in the executors; neither may import psycopg or pydantic. A delta holds the
 changes of the registry since the broadcast snapshot; with look-ups, the registry's revision. The delta travels in a local

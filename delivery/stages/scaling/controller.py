@@ -198,9 +198,10 @@ def running(
     config: settings.Settings,
     stop: threading.Event,
 ) -> Iterator[size.Sizing]:
-    """Scale inside the context, until `stop` is set or the context ends. Without a policy the number of executors is fixed.
+    """As a context manager: scale on a thread until `stop` is set or the `with` block ends.
 
-    Yield the functions that give the lanes the number of executors, tasks and workers.
+    Without a policy the number of executors is fixed. `context` is Spark's. Yield the functions that give the lanes the number
+    of executors, tasks and workers.
     """
     if policy is None:
         yield size.fixed(config.spark.parallelism)

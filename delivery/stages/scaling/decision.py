@@ -4,8 +4,9 @@ Runs on the driver. Must not import pyspark. A lane's lag is the records in Kafk
 cases, in their order (docs/adr/0038-scale-on-what-waits.md):
 
 1. A lane is paused, or Kafka does not answer: the number stays. The rates are measured again afterwards.
-2. The lag of a lane will not drain within `drain_within_s`: the number that drains the lag, at once. Without a measured
-   throughput, at most twice the present number.
+2. The lag of a lane will not drain within `drain_within_s`, and is more than the lane handles in `load.BEHIND_S`: the number
+   that drains the lag, at once. It is at most `max_executors`, and at most as many as have a partition to read. Without a
+   measured throughput, it is at most twice the present number.
 3. A smaller number would have sufficed for `scale_in_after_s`: half of the way to that number, and again STEP_S later.
 4. Anything else: the number stays.
 """

@@ -51,7 +51,10 @@ class SparkExecutors:
         self._context.requestTotalExecutors(number, 0, self._jvm.PythonUtils.toScalaMap(self._jvm.java.util.HashMap()))
 
     def decommission(self, names: tuple[str, ...]) -> None:
-        """Let these executors end when their running tasks have ended. Spark does not replace them."""
+        """Let these executors end when their running tasks have ended.
+
+        Spark replaces them unless an earlier `request` has asked for fewer executors.
+        """
         why = self._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(WHY, self._jvm.scala.Option.empty())
         pairs = self._gateway.new_array(self._jvm.scala.Tuple2, len(names))
         for place, name in enumerate(names):
@@ -90,7 +93,7 @@ def cores(config: settings.SparkSettings) -> int:
 
 
 def conf(policy: decision.Policy | None) -> dict[str, str]:
-    """Return Spark's settings for a number of executors that varies by `policy`; none without a policy."""
+    """Return Spark's settings for a number of executors that varies by `policy`; empty without a policy."""
     if policy is None:
         return {}
     return {"spark.executor.instances": str(policy.min_executors), "spark.decommission.enabled": "true"}

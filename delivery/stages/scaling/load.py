@@ -1,8 +1,8 @@
 """Measure the load of a lane: records that arrive, records handled, and the throughput of one executor. Pure.
 
 Runs on the driver. Must not import pyspark. A lane's lag is the records in Kafka that no committed micro-batch has handled. A
-lane is behind while its lag is more than the lane handles in BEHIND_S seconds. Only then does the lane handle as much as it
-can, and only then is its throughput measured.
+lane is behind if its lag, in two observations in a row, is more than the lane handles in BEHIND_S seconds. Only then does the
+lane handle as much as it can, and only then is its throughput measured.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class Size:
 class Shuffles:
     """Let no executor be removed while tasks still have to read that executor's shuffled rows. Thread-safe.
 
-    A decommissioned executor ends when its own tasks have ended, although tasks on other executors may still need its shuffled
-    rows. Spark fails these tasks.
+    A decommissioned executor ends when its own tasks have ended, and its shuffled rows are gone then. Spark fails the tasks on
+    other executors that still need these rows.
     """
 
     def __init__(self) -> None:

@@ -20,8 +20,8 @@ from delivery.stages.tasks import task_context
 def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: float) -> None:
     """In each worker process, run one task that waits until the process has no attempt in flight, at most `within_s` seconds.
 
-    Spark assigns its worker processes round robin. A task slot has at most two processes: one that decides, and one that
-    delivers. So there are more processes than slots, and the processes wait in turns. A first round, without waiting, asks
+    Spark assigns its worker processes round robin. A task slot has at most two processes: one that decides on shards, and one
+    that delivers. So there are more processes than slots, and the processes wait in turns. A first round, without waiting, asks
     every process to start no more attempts. Without the first round, some processes would start attempts while the job waits
     for other processes.
     """

@@ -1,8 +1,9 @@
 """Record the results of a task: count them for the driver, and log the attempts to the worker's standard error.
 
-Runs in the executors' Python workers. Spark adds the terms of the workers to the driver's accumulators. The driver also reads
-its own CPU time by this module. A worker that unpickles an observer imports this module. So the module is separate from
-delivery.stages.lanes.telemetry, whose metrics and settings would take 11 MB of each worker.
+Runs in the executors' Python workers. Spark adds the terms of the workers to the driver's accumulators. In the real-time lane
+delivery.stages.realtime.report_buffer takes the terms instead. The driver also reads its own CPU time by this module. A worker
+that unpickles an observer imports this module. So the module is separate from delivery.stages.lanes.telemetry, whose metrics
+and settings would take 11 MB of each worker.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class EndpointsParam(AccumulatorParam[frozenset[EndpointId]]):
 
 
 class PausedParam(AccumulatorParam[dict[tuple[str, int], int]]):
-    """Merge the paused partitions of tasks in a Spark accumulator. The smaller offset of a partition counts."""
+    """Merge the paused partitions of tasks, each with its first waiting offset. The smaller offset of a partition counts."""
 
     def zero(self, _: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
         """Return no paused partitions."""
@@ -87,7 +88,10 @@ class PausedParam(AccumulatorParam[dict[tuple[str, int], int]]):
 
 
 class Meter:
-    """Measure by how much a clock has advanced between two calls. The clock starts at zero. Thread-safe."""
+    """Measure by how much the clock `read` has advanced between two calls of `spent`. Thread-safe.
+
+    The first call returns the whole reading of the clock.
+    """
 
     def __init__(self, read: Callable[[], float]) -> None:
         self._read = read

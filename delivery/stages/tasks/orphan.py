@@ -17,7 +17,7 @@ because its JVM takes several seconds to start. Deliveries whose results are wri
 
 
 def outlive(on_orphaned: Callable[[], None]) -> None:
-    """Handle SIGHUP during a task: call `on_orphaned` in the task's thread, and end the process ENDS_WITHIN_S later.
+    """Handle SIGHUP during a task: call `on_orphaned` in the task's thread, and end the process at most ENDS_WITHIN_S later.
 
     Called as each task starts. Between two tasks Spark restores the default action of SIGHUP, so an idle worker ends at once.
     """

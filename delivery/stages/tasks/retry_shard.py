@@ -66,10 +66,10 @@ class SpreadPartition:
     """The function that Spark calls for a partition of records: yield a row for each message with a key.
 
     The rows have the columns of `collect_segments.SCHEMA`. A record's key is the id of its endpoint, and the endpoint
-    determines the row's shard. Padding (`retry_records`) has no value, and yields no row. Before these rows, one row without
-    key and value goes to each shard, so that the shard checks its due times. If a record was read, one more row without key
-    goes to each shard after these rows. Its value says how far the Kafka partitions of this Spark partition are read: the
-    timestamp of the last record that was read of each, and of these the earliest.
+    determines the row's shard. A record without a value is padding (delivery.webhooks.retries.retry_records), and yields no
+    row. Before these rows, one row without key and value goes to each shard, so that the shard checks its due times. If a
+    record was read, one more row without key goes to each shard after these rows. Its value is a time. Of each Kafka partition
+    that was read, the timestamp of the last record counts. The value is the earliest of these timestamps.
     """
 
     tools: task_context.Tools
@@ -150,10 +150,11 @@ class RetryDecision:
 
 
 def behind_ms(arrived: Iterable[shard_state.Arrived], now_ms: int) -> int:
-    """Return by how many ms the lane is behind in the retries topic; 0: it has read all records written by `now_ms`.
+    """Return by how many ms at most the lane is behind in the retries topic; 0: it is not behind.
 
-    The partition that is furthest behind counts, because any partition may have a report or a completion. A micro-batch reads
-    every partition with unread records. So a partition without a record in the micro-batch is not behind.
+    It is the time from the last record that was read of a partition to `now_ms`, the start of the micro-batch. The partition
+    with the longest time counts, because any partition may have a report or a completion. A micro-batch reads every partition
+    with unread records. So a partition without a record in the micro-batch is not behind.
     """
     read_until = (_time.unpack(row.value)[0] for row in arrived if not row.key)
     return max(0, now_ms - min(read_until, default=now_ms))

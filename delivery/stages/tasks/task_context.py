@@ -88,7 +88,7 @@ class Tools:
 
 
 class Task:
-    """A running task: its worker process, and its writer to Kafka. Used by one thread."""
+    """A running task: its worker process, and its writer to Kafka. Used by one thread at a time."""
 
     def __init__(self, tools: Tools, process: worker.Worker) -> None:
         self.worker = process
@@ -182,7 +182,7 @@ def run(tasks: DataFrame) -> None:
     """Run the tasks of a DataFrame, and wait until all have ended. The tasks return no rows. Called on the driver.
 
     Raise RowsLost if an executor was lost together with shuffled rows that the tasks had to read. Raise Spark's error if a task
-    failed.
+    failed. After either error, other tasks may still run.
     """
     try:
         tasks.write.format("noop").mode("overwrite").save()

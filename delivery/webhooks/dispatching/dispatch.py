@@ -105,15 +105,15 @@ class Dispatcher(Generic[Sent]):
         return endpoint_queue.report(self._queues.values(), unresponsive, self._most_in_flight)
 
     async def wait_for_room(self) -> None:
-        """Yield to the event loop. If more than ENOUGH_READY queues are ready, wait until few are.
+        """Yield to the event loop. If more than ENOUGH_READY queues are ready for a slot, wait until at most that many are.
 
-        Usually until FEW_READY are, in any case until at most ENOUGH_READY are.
+        The wait usually ends only when FEW_READY queues are ready.
         """
         await asyncio.sleep(0)
         await self._wait_while(lambda: len(self._ready.line) > ENOUGH_READY)
 
     async def finish(self) -> None:
-        """Wait until every delivery has its outcome, after the last `submit`. Overdue attempts move to the background."""
+        """After the last `submit`, wait until every delivery has its outcome. Overdue attempts move to the background."""
         self._timeouts.stop()
         self._enter(timeouts.Phase.FINISHING)
         self._defer_quick_retries()

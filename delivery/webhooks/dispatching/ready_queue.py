@@ -26,7 +26,10 @@ class ReadyQueue(Generic[Sent]):
         self._is_closed = False
 
     def add(self, queue: Queue[Sent]) -> None:
-        """Add a queue, unless it is in line, has no waiting delivery, or has as many requests in flight as it may have."""
+        """Add a queue that has a waiting delivery and fewer requests in flight than its limit.
+
+        A queue that is in line already, or waits for its rate or host, is not added.
+        """
         if queue.waiting and not queue.is_ready and queue.in_flight < queue.limit:
             queue.is_ready = True
             self.line.append(queue)

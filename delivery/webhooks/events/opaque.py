@@ -69,7 +69,7 @@ def json_type_of(media_type: str) -> str:
 
 
 def is_unicode(media_type: str) -> bool:
-    """Return True if text of this media type is UTF-8: the media type names UTF-8, ASCII or no charset."""
+    """Return True if text of this media type is UTF-8: the media type names UTF-8, US-ASCII or no charset."""
     charset = _CHARSET.search(media_type)
     return charset is None or charset[1].lower() in _UNICODE
 

@@ -190,7 +190,7 @@ def _keys(conditions: _Conditions) -> Iterator[_Key]:
 def _weight_function(keys: Iterable[_Key]) -> Callable[[_Key], float]:
     """Return a function from a key to its weight: how often the key occurs in `keys`, the keys of all filters.
 
-    A document's number is assumed to be in half of the ranges at its path. So a range weighs half of the ranges at its path.
+    A document's number is assumed to be in half of the ranges at its path. So the weight of a range is half of their number.
     """
     uses: Counter[_Key | Path] = Counter(key.path if isinstance(key, _InRange) else key for key in keys)
     return lambda key: uses[key.path] / 2 if isinstance(key, _InRange) else uses[key]

@@ -81,13 +81,13 @@ class Decoder:
         self._reads_topic = functools.lru_cache(maxsize=10_000)(self._matches)
 
     async def event(self, record: Record) -> Event:
-        """Return the event in `record`. Waits for the schema registry if the record's schema is not cached.
+        """Return the event in `record`. Wait for the schema registry if the registry has to be asked for the record's schema.
 
-        If the record's value was decoded by a schema, `framed` of the event has the value before: as the producer wrote it,
-        decompressed.
+        If a schema decoded the record's value, `Event.framed` has the value from before decoding: decompressed, with its frame.
 
         Raise EventRejected if the record is not an event; the reasons are those of `parsing.parse`, bad_frame and
-        unknown_schema. Raise SchemaRegistryUnavailable if the schema cannot be read now: the record must wait.
+        unknown_schema. Raise BatchFound as `parsing.parse` does. Raise SchemaRegistryUnavailable if the schema cannot be read
+        now: the record must wait.
         """
         value = record.value
         if not value or not self._reads_topic(record.topic):

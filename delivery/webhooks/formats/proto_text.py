@@ -2,8 +2,8 @@
 
 Some schema registries do not return Protobuf schemas as FileDescriptorProto, only as the text that a producer registered. This
 module makes the descriptor. The descriptor has what decoding needs: messages, enums, fields and imports. Services, extensions,
-options and default values are left out. Names of types stay as written: Protobuf's pool looks them up in the scopes around the
-field, as `protoc` does.
+default values and options are left out, except the option `allow_alias`. Names of types stay as written: Protobuf's pool looks
+them up in the scopes around the field, as `protoc` does.
 
 Source: "Protocol Buffers Language Specification", proto2 and proto3.
 """
@@ -36,7 +36,10 @@ _BRACKETS = {"{": "}", "[": "]", "(": ")"}
 
 
 def descriptor_of(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """Return the descriptor of a `.proto` file, without a file name. Raise ValueError if the text is no proto2 or proto3."""
+    """Return the descriptor of a `.proto` file, without a file name.
+
+    Raise ValueError if the text cannot be parsed as proto2 or proto3, or has a group.
+    """
     return _Parser(_tokens(text)).file()
 
 

@@ -1,8 +1,8 @@
 """Convert Protobuf to JSON by the descriptors of its schema. Pure. Runs in the executors, the archive and the commands.
 
-The JSON has the "ProtoJSON Format" of the Protobuf documentation. Fields have the names of the `.proto` file. A field without
-presence is written even with its default value, so filters see `false`, 0 and "". docs/producing.md lists the JSON of each
-type.
+`is_descriptor` also runs in the driver, which asks the schema registry for a schema. The JSON has the "ProtoJSON Format" of the
+Protobuf documentation. Fields have the names of the `.proto` file. A field without presence is written even with its default
+value, so filters see `false`, 0 and "". docs/producing.md lists the JSON of each type.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class RegistryClient:
         return self._patiently.copy()(self._schema, schema_id)
 
     def require_answer(self) -> None:
-        """Find out whether the schema registry answers: ask once for schema 1, and for the schemas that it needs.
+        """Find out whether the schema registry answers: ask for schema 1 and the schemas that schema 1 needs, without retries.
 
         Raise SchemaRegistryUnavailable if the schema registry gives no usable answer. The answer that a schema does not exist
         is usable.
@@ -86,8 +86,10 @@ class RegistryClient:
         A process reads a schema hardly more than once, so no connection is kept. Registries differ for Protobuf:
         1. Confluent's returns descriptors if asked for SERIALIZED, also of files that were registered as text.
         2. Apicurio 3.0.9 returns a file as it was registered, whatever it is asked for.
-        3. Apicurio 3.3.3, asked for SERIALIZED, returns no base64 for text, and fails for a descriptor.
-        So SERIALIZED is asked for only if the registered form is no descriptor, and used only if the answer is one.
+        3. Apicurio 3.3.3, asked for SERIALIZED, returns no base64 for a file that was registered as text. It fails for a file
+           that was registered as a descriptor.
+        So this method first asks for the registered form. If that is text, it asks for SERIALIZED. It uses the second answer
+        only if that is a descriptor.
         """
         with self._client() as client:
             found = client.get_schema(schema_id)

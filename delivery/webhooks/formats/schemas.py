@@ -50,7 +50,10 @@ class Schema(NamedTuple):
 
 
 def media_type(schema_type: str) -> str:
-    """Return the media type of a framed value by the type of its schema. Used if the record names no media type."""
+    """Return the media type of a framed value by the type of its schema.
+
+    Used if the record's `content-type` is missing, invalid or a JSON type.
+    """
     return _MEDIA_TYPES.get(schema_type, _ANY_BYTES)
 
 

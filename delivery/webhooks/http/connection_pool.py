@@ -90,7 +90,7 @@ class _Opening:
             self.timeout.reschedule(asyncio.get_running_loop().time())
 
     def _own_failure(self) -> errors.LocalFailure | None:
-        """Return a failure of ours if the opening waits for a connection or a thread of ours; None otherwise.
+        """Return a LocalFailure if the opening waits for room in the pool or for a thread of the resolver; None otherwise.
 
         Such a wait proves nothing about the endpoint. A look-up waits for a thread if DNS servers of other endpoints hang, also
         of other customers' endpoints.
@@ -132,7 +132,7 @@ class Connection(http_connection.HttpConnection):
         return "while waiting for the answer"
 
     def expire(self, failure: errors.AttemptFailed) -> None:
-        """End the current exchange with `failure`, or with the response so far if the response has a status already."""
+        """End the current exchange with `failure`, or with the response so far if the response's head has arrived."""
         self.end(failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -301,7 +301,7 @@ class ConnectionPool:
             self._waiting -= 1
 
     def _make_room_at_host(self, origin: Origin) -> None:
-        """Close an idle connection to the host of `origin` if the host has as many connections as it may have.
+        """Close an idle connection to the host of `origin` if the host has `soft_connection_limit` open connections or more.
 
         The idle connection may be another customer's, or to another port of the host.
         """

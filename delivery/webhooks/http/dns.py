@@ -1,7 +1,7 @@
 """Look up host names in a thread pool of this process.
 
-Runs in the event loop of a worker, of the API or of a command. In workers and the API this is uvloop, whose own `getaddrinfo`
-shares four threads: four names with unresponsive DNS servers would block all other names. The system's resolver returns no
+Runs in the event loop of a worker, of the API or of a command. In workers and the API this is uvloop. The `getaddrinfo` of
+uvloop has four threads: four names with unresponsive DNS servers would block all other names. The system's resolver returns no
 TTL, so the connector caches a found name for DNS_TTL_S. A name that was not found is not cached: the next attempt looks it up
 again.
 """

@@ -160,7 +160,7 @@ class Guard:
         1. A literal address is checked as an address.
         2. A name that ends with a dot, or that a resolver might read as a number, is refused.
         3. `localhost` is allowed if 127.0.0.1 is.
-        4. Any other name has two valid labels or more, and must not end in one of INTERNAL_NAMES.
+        4. Any other name is allowed if it has two labels or more, all labels are valid, and INTERNAL_NAMES lacks the last one.
         """
         try:
             ipaddress.ip_address(host)

@@ -60,8 +60,9 @@ class HttpConnection(asyncio.Protocol):
     def send(self, request: bytes) -> asyncio.Future[None]:
         """Write a request; return a future that is done when the response is complete, is cut at a bound, or fails.
 
-        Then the response is in `status`, `headers` and `kept_body` until the next call. If the exchange fails before a status
-        has arrived, the future has the failure as its exception. If it fails later, the response so far counts.
+        Then the response is in `status`, `headers` and `kept_body` until the next call. If the exchange fails before the head
+        of the final response has arrived, the future has the failure as its exception. If the exchange fails later, the
+        response so far counts.
         """
         self._answer = answer = self._loop.create_future()
         self._received, self._has_status, self.has_received = 0, False, False
@@ -75,7 +76,8 @@ class HttpConnection(asyncio.Protocol):
     def end(self, failure: Exception) -> None:
         """End the future of `send`, and mark the connection as unusable for a further request.
 
-        If a status has arrived, the response so far counts, and `failure` is ignored. Otherwise the future gets `failure`.
+        If the head of the final response has arrived, the response so far counts, and `failure` is ignored. Otherwise the
+        future gets `failure`.
         """
         self.should_close = True
         answer, self._answer = self._answer, None

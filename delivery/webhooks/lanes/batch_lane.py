@@ -86,7 +86,7 @@ class BatchLane:
         return Results(batches=self._drained())
 
     async def finish(self) -> Results:
-        """Wait until each batch has its outcome; return the remaining results."""
+        """Wait until each batch has its outcome; return the remaining results and the task's totals."""
         await self._dispatcher.finish()
         self._collect_outcomes()
         return final_results(self._dispatcher, batches=self._drained())
@@ -96,10 +96,10 @@ class BatchLane:
         self._dispatcher.abandon()
 
     async def _parts(self, batch: segment.Batch) -> tuple[Endpoint | None, dict[SkipReason | None, Sequence[int]]]:
-        """Return the batch's endpoint in the registry, and the places of the batch's events by the reason to skip them.
+        """Return the batch's endpoint, and the places of the batch's events by the reason to skip them.
 
-        Under None: the events to send. No event is skipped by a cached answer. A cached answer may lack a newer change, such as
-        the subscription by which the event is due.
+        Endpoint None: the registry lacks it. Places under None: the events to send. No event is skipped by a cached answer. A
+        cached answer may lack a newer change, such as the subscription by which the event is due.
         """
         tenants = revalidation.tenant_ids(batch.packed)
         for read_again in (False, True):

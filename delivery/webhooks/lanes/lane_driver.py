@@ -95,9 +95,9 @@ class DrivenLane(Protocol):
 class LaneDriver:
     """Run one lane for one Spark task. `results` is called in the task's thread.
 
-    `gate` is the gate through which the lane sends. `require_jvm` raises Orphaned if the JVM is gone. `complete` adds the
-    worker's state to each Results from the call of `DrivenLane.finish` on. `complete` is called in the event loop, because
-    attempts and other tasks change this state there.
+    `gate` is the gate through which the lane sends. `require_jvm` raises Orphaned if the JVM is gone. From the call of
+    `DrivenLane.finish` on, `complete` adds the worker's state to each Results, but not after a failure. `complete` is called
+    in the event loop, because attempts and other tasks change this state there.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class LeaseDriver:
         yield self._thread.run(self._finish_task())
 
     def drain(self) -> retry_lane.LeaseResults | None:
-        """Return the results so far of all leases, without waiting. None: there are none."""
+        """Return the results so far of all leases, without waiting for leases. None: there is no new result."""
         return self._thread.call(self._retry.drain)
 
     async def _finish_task(self) -> retry_lane.LeaseResults:

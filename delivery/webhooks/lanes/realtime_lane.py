@@ -1,7 +1,8 @@
 """Deliver records as they arrive during a long Spark task. The records of each second go to a DirectLane of their own, a slice.
 
 A Spark task of the real-time lane lasts for minutes, but a DirectLane returns its offset receipts only at its end. Slices give
-receipts each second. A slice finishes while the next slice begins, and no record waits for the end of a slice (docs/adr/0040).
+receipts about once a second, or later if a slice takes long to finish. A slice finishes while the next slice begins, and no
+record waits for the end of a slice (docs/adr/0040).
 
     task's thread ── feed ─► waiting ─► slice ─► finishing slice ─► results ── next_results ─► writer's thread
 """

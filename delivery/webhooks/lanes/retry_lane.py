@@ -2,7 +2,8 @@
 
 A lease is a set of retry entries that a shard gives to a worker for a limited time. A RetryLane lives as long as its worker
 process. A micro-batch waits for its leases for a moment only. Attempts that take longer continue, and their results leave with
-a later task of this process, of any lane. Each lease ends before its shard considers it expired (`lease_timeout_s`).
+a later task of this process, of any lane. The attempts of a lease end before its shard considers the lease expired
+(`lease_timeout_s`).
 
 This module decides which leases are delivered, and when their results leave. For one lease:
 * delivery.webhooks.leases.lease_triage decides what happens to each entry.
@@ -99,7 +100,8 @@ class RetryLane:
     def follow(self, registry: registries.Registry) -> None:
         """Check leases in flight by `registry` from now on. The worker's newest task, of any lane, brought this registry.
 
-        If an endpoint differs in `registry`, no further attempt of its leases begins. Entries without an attempt are requeued.
+        A lease begins no further attempt if its endpoint differs in `registry`, or has to be looked up again. Its entries
+        without an attempt are requeued. A lease ignores a `registry` that is older than the registry with which it began.
         """
         self._runner.registry = registry
 
@@ -118,7 +120,8 @@ class RetryLane:
         """Begin to deliver leases in the shards' encoding; return the results so far, also of earlier leases.
 
         While there is no memory for a lease, wait at most `settle_s` for the end of another lease. If none ends in this time,
-        requeue the lease's entries without an attempt. When a micro-batch runs again:
+        requeue the lease's entries without an attempt. Then no later lease of the task waits for memory: the entries of each
+        later lease without memory are requeued at once. When a micro-batch runs again:
         1. A lease that is still in flight continues unchanged.
         2. A lease that was reported (in `ended`) is left out.
         3. Deliveries that were accepted (in `ended`) are left out.

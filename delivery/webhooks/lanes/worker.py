@@ -62,8 +62,9 @@ class Worker:
     def begin_task(self, driver_s: float | None, workers: int | None = None) -> None:
         """Prepare for a task. Called before any other method of the task.
 
-        `driver_s` is the driver's time when it created the task, in seconds since the epoch. None: unknown. `workers` is the
-        number of workers that share the limits of hosts and endpoints. None: unchanged.
+        `driver_s` is the driver's time when it created the task, in seconds since the epoch. None: `now_s` is not corrected,
+        because the task serves several micro-batches. `workers` is the number of workers that share the limits of hosts and
+        endpoints. None: unchanged.
         """
         self._collector.freeze()
         if driver_s is not None:
@@ -99,8 +100,8 @@ class Worker:
         """Return a real-time lane for a long task.
 
         `registry` is called in the event loop each time a slice begins. `suppressed` is read in the loop for each delivery, and
-        may be changed there. Deliveries in `ended` are left out. `next_offsets` has, by topic and partition, the offset at
-        which the task begins to read, where it is known.
+        may be changed there. Deliveries in `ended` were completed by an earlier run of the query, and are left out.
+        `next_offsets` has, by topic and partition, the offset at which the task begins to read, where it is known.
         """
 
         def begin() -> realtime_lane.Slice:
@@ -155,8 +156,8 @@ class Worker:
     def mark_orphaned(self) -> None:
         """Record that the JVM of this worker is gone. Called in the task's thread, by the handler of a signal.
 
-        A delivering task of a fast lane then begins no further attempt, lets its attempts in flight end, and fails. A task of
-        the retry lane begins no further attempt, and reports its other entries as requeued.
+        A delivering task of a fast lane then begins no further attempt, waits at most `lane_driver.DRAIN_S` for its attempts
+        in flight, and fails. A task of the retry lane begins no further attempt, and reports its other entries as requeued.
         """
         self._is_orphan = True
         self._thread.call_soon(self._retry.stop)
@@ -187,7 +188,7 @@ class Worker:
         return self._leases.drain()
 
     def wait_until_idle(self, within_s: float) -> None:
-        """Wait at most `within_s` until no background attempt and no lease is in flight. Called when the job stops the worker.
+        """Wait at most `within_s` until no background attempt and no lease is in flight. Called before the worker's end.
 
         The wait includes the writing of the results of background attempts, and ends early if the JVM is gone. No further
         attempt of a lease begins: the report of the lease requeues the remaining entries.

@@ -122,11 +122,14 @@ class WorkerState:
         return self._newest
 
     def registry_from(self, source: registries.RegistrySource) -> registries.Registry:
-        """Return the registry of `source`: the last registry, updated, or a new one if that is impossible. Leases follow it."""
+        """Return the registry for a task, which leases in flight then follow.
+
+        `source` updates the registry of this process and returns it, or returns a new one if an update is impossible.
+        """
         return self.follow(source.registry(self._registry))
 
     def follow(self, registry: registries.Registry) -> registries.Registry:
-        """Make `registry` the newest one of this process, and return it. Leases in flight follow it."""
+        """Make `registry` the current one of this process, and return it. Leases in flight follow it."""
         self._registry = registry
         self.retry.follow(registry)
         return registry
@@ -141,8 +144,9 @@ class WorkerState:
     def complete(self, results: Results) -> Results:
         """Add the worker's own state to results from the end of a task or slice, and return these results. Called in the loop.
 
-        The state: accepting endpoints to report, seconds of own delay, number of waits for hosts, and the difference between
-        this worker's and the driver's clock. If our own network is broken, forget all circuit breakers.
+        The state: seconds of own delay, number of waits for hosts, and the difference between this worker's and the driver's
+        clock. `results.accepting` keeps only the endpoints whose next health hint is due. If `results.reach` shows that our own
+        network is broken, forget all circuit breakers.
         """
         results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())
         results.own_delay_s = self._endpoint_clock.own_delay_s()

@@ -26,8 +26,8 @@ def without_body(
 ) -> Delivery | BatchDelivery:
     """Return the events at `places` of a retry entry as a delivery or batch, without body, content headers and order key.
 
-    1. The endpoint was deleted, or is of another customer now: the result has an endpoint with only ids and mode.
-    2. The subscription of a delivery was deleted: the result has a subscription with only ids.
+    1. `destination` has no endpoint, or one of another customer: the result has an endpoint with only ids and mode.
+    2. `destination` lacks the subscription of a delivery: the result has a subscription with only ids.
 
     Raise msgspec.MsgspecError or UnicodeDecodeError if an event is unreadable.
     """

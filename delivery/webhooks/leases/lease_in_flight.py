@@ -156,9 +156,9 @@ class LeaseInFlight:
     def prepare(self, place: int) -> Prepared | None:
         """Return the entry at `place`, ready to be sent. None: the entry ends without an attempt, and its end is recorded.
 
-        1. Its subscriptions were paused, quarantined or deleted since the triage, or its tenants were deleted: its events are
-           skipped.
-        2. Its body cannot be built: it becomes a dead letter.
+        1. No event of the entry is to be sent any more. Since the triage, each event's subscription was paused, quarantined or
+           deleted, or its tenant was deleted. All events are skipped.
+        2. The body cannot be built: the events to send become dead letters, and the other events are skipped.
 
         Raise msgspec.MsgspecError or UnicodeDecodeError if an event of the entry is unreadable.
         """

@@ -119,7 +119,10 @@ class LeaseReport:
             self.record(entry, outcome)
 
     def record(self, entry: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
-        """Record the outcome of an entry in this lease, with the entry's `replay` (id or None). The request body is dropped."""
+        """Record the outcome of an entry in this lease, without the request body.
+
+        The outcome gets the id of the replay that asked for the entry. None: the entry was due.
+        """
         outcome = outcome._replace(replay=entry.replay)
         is_accepted = outcome.kind is OutcomeKind.DELIVERED
         if isinstance(outcome.delivery, BatchDelivery):

@@ -75,8 +75,9 @@ class LeaseRunner:
     async def attempt_all(self, lease: LeaseInFlight) -> None:
         """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
 
-        Entries whose attempt cannot begin by `lease.until`, or before a change of the endpoint, stay in `lease.waiting`. After
-        `stop`, all entries stay there: each wait for a rate would end at once, and the lease would busy-wait until its end.
+        Entries whose attempt cannot begin by `lease.until`, or before a change of the endpoint, stay in `lease.waiting`.
+        If `stop` was called before, all entries stay there. Otherwise each wait for a rate would end at once, and the lease
+        would busy-wait until its end.
         """
         if self._stopping.is_set():
             return

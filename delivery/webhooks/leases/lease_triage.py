@@ -2,7 +2,7 @@
 
 Pure: the registry's destination, the completed-work log, the attempt, `now_ms` and the random numbers are passed in.
 
-    triage ─┬─► ToRequeue: endpoint paused, or registry behind
+    triage ─┬─► ToRequeue: endpoint paused, disabled or quarantined, or registry behind
             ├─► WasDelivered: accepted before the micro-batch was interrupted
             ├─► ToEnd: skipped, or a dead letter
             └─► ToAttempt ─► attempt ─► settle ─► delivered, postponed or a dead letter
@@ -98,10 +98,11 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
     """Return the decision about each entry of a lease. The first case that applies counts.
 
     1. The endpoint is quarantined, paused or disabled: all entries are requeued.
-    2. The worker's registry lacks the endpoint, a subscription or a tenant of an entry's events. The registry may be older than
-       the entry: the entry is requeued.
-    3. The registry lacks the endpoint, the subscription or the tenant of some events: they were deleted, so the events are
-       skipped. Events of a paused or quarantined subscription are skipped too. The entry ends if it has no other events.
+    2. The worker's registry lacks the endpoint, a subscription or a tenant of an entry's events, and may be older than the
+       entry: the entry is requeued.
+    3. A registry that is not older lacks the endpoint, the subscription or the tenant of some events. They were deleted, so the
+       events are skipped. Events of a paused or quarantined subscription are skipped too. The entry ends if it has no other
+       events.
     4. The endpoint accepted all other events of the entry already (`ended`): they count as delivered, and are not sent.
     5. Otherwise the other events are attempted.
 

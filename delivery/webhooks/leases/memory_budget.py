@@ -14,7 +14,7 @@ ENTRY_BYTES = 2048
 
 
 class MemoryBudget:
-    """Count the bytes of one worker's leases in flight, up to `max_bytes`. A single lease always fits."""
+    """Count the bytes of one worker's leases in flight, up to `max_bytes`. A lease of any size fits if it is the only one."""
 
     def __init__(self, *, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
         self._max_bytes = max_bytes

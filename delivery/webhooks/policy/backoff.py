@@ -98,7 +98,7 @@ def next_attempt(
     `retries` is the number of waits of the endpoint's schedule that the delivery has used up.
 
     1. An endpoint without a schedule: the delivery is given up.
-    2. A fault of ours: LOCAL_WAIT_S. A 410: LOCAL_WAIT_S, because the endpoint will be disabled. No wait is used up.
+    2. A LocalFailure: LOCAL_WAIT_S. A 410: LOCAL_WAIT_S, because the endpoint will be disabled. No wait is used up.
     3. No wait is used up yet, and people have to repair the failure (_MENDED_BY_PEOPLE): the second wait of the schedule, if it
        has at least two.
     4. Otherwise the next wait of the schedule. After the last wait the delivery is given up.

@@ -30,9 +30,9 @@ _LINE = rf"""{_LIST}|{_QUOTED}|[^\r\n"]++(?:(?:(?<==)"[^"\r\n]*+"?|(?<=\\)")[^\r
 
 
 def _named(name: str, rest: str, value: str) -> re.Pattern[str]:
-    """Compile a pattern of a secret whose name has the text `name`, followed by the pattern `rest`.
+    """Compile a pattern that finds a secret by the end of the secret's name: the text `name`, then the pattern `rest`.
 
-    The compiled pattern finds four forms:
+    `value` is the pattern of the secret. The compiled pattern finds four forms:
 
     1. `"token": "…"`, `token=…`, `token => …`, and `{"key": "…", "value": "…"}`.
     2. `"name": "token", "value": "…"`.

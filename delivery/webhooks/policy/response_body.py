@@ -35,7 +35,7 @@ _C1 = re.compile(r"[\x80-\x9f]")
 def kept(body: bytes, headers: Iterable[tuple[bytes, bytes]], secrets: Iterable[str], max_bytes: int) -> str:
     """Return the beginning of a body as text of at most `max_bytes`, with `***` in place of credentials.
 
-    Empty: there is no body, `max_bytes` is 0, or the body has a content encoding, for which no request asks. `secrets` are the
+    Empty: there is no body, `max_bytes` is 0, or the body has a content encoding. Requests ask for none. `secrets` are the
     credentials of the endpoint, and the values of its own headers. Secrets of MIN_SECRET_CHARS or more are replaced, in upper
     or lower case, and as they are written in JSON, URLs and HTML. Invalid UTF-8, and control characters except tab, LF and CR,
     become U+FFFD.

@@ -4,11 +4,11 @@ Runs on the driver and in the executors. The completed deliveries are the comple
 it repeats every delivery that is not in this log. A repeat is allowed (at least once). Leaving out a delivery that has not
 ended is not allowed. So only a record that itself ends a delivery counts, whichever lane wrote it:
 
-1. Direct, batch and real-time lane: an accepted attempt, a dead letter, or an entry of the retry lane. A failed attempt does
-   not count: its dead letter may never have reached Kafka.
-2. Retry lane: an accepted attempt, or the report of a lease. Entries do not count, because the retry lane has to deliver them.
-   Dead letters do not count: a redrive after the dead letter makes the delivery due again. Only a comparison of clocks could
-   tell which of the two came later.
+1. For the direct, batch and real-time lane: an accepted attempt, a dead letter, or a retry entry. A failed attempt does not
+   count: its dead letter may never have reached Kafka.
+2. For the retry lane: an accepted attempt, or the report of a lease. Entries do not count, because the retry lane has to
+   deliver them. Dead letters do not count: a redrive after the dead letter makes the delivery due again. Only a comparison of
+   clocks could tell which of the two came later.
 
 Attempts, dead letters and entries of replays do not count: a replay was not due.
 """
@@ -79,7 +79,8 @@ def key_of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key
 class CompletedWorkLog(abc.ABC):
     """Collect the keys of the deliveries and leases that an interrupted micro-batch of one lane has completed.
 
-    `add` is called with each record that came into a result topic since the micro-batch began, also from other lanes.
+    `add` is called with the records that came into the topics of `readers` since shortly before the micro-batch began. Other
+    lanes may have written some of these records.
     """
 
     def __init__(self, max_completed: int = MAX_COMPLETED) -> None:

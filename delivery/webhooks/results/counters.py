@@ -85,7 +85,7 @@ class Counters:
 
 
 def count(results: Results, *, cpu_s: float) -> Counters:
-    """Return the counts of `results`. `cpu_s` is the CPU time since the last count, in seconds."""
+    """Return the counts of `results`. `cpu_s` is the CPU time of this worker process since the last count, in seconds."""
     # One pass, the usual case first: the loop runs for every delivery.
     deliveries: Counter[tuple[str, str]] = Counter()
     attempts: Counter[str] = Counter()

@@ -1,8 +1,9 @@
 """The records of the dead-letter topic. Only this module writes and reads their bytes.
 
 docs/delivery-contract.md describes a dead letter for customers. The platform writes no secret. Request headers are left out. A
-URL is cut to its origin, because paths and queries carry tokens. A response is kept as the receiver sent it. A field with a
-default is always written; a field that may be UNSET is left out when it has no value. Readers ignore unknown fields.
+URL is cut to its origin, because paths and queries carry tokens. The beginning of a response's body is kept without redaction,
+so it has the secrets that the receiver wrote into it. A field with a default is always written; a field that may be UNSET is
+left out when it has no value. Readers ignore unknown fields.
 """
 
 from __future__ import annotations

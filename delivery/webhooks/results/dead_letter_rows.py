@@ -98,9 +98,11 @@ def _letter(
 
 
 def _url_origin(url: str) -> str:
-    """Return the scheme, host and port of a URL; empty for a URL that yarl cannot read.
+    """Return the scheme, host and port of a URL. Return an empty text if `url` is empty, or if yarl cannot read it.
 
-    Plain SQL may register such a URL. The endpoint is then quarantined, so its retry entries wait until they expire.
+    1. `url` is empty if the worker's registry lacks the endpoint.
+    2. Plain SQL may register a URL that yarl cannot read. The endpoint is then quarantined, so its retry entries wait until
+       they expire.
     """
     try:
         return str(yarl.URL(url).origin())

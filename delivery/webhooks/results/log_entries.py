@@ -118,7 +118,7 @@ class DeadLetteredEntry(ResultEntry, frozen=True, kw_only=True, gc=False, tag="d
 class RedrivenEntry(DeliveryEntry, frozen=True, kw_only=True, gc=False, tag="redriven"):
     """A note that a redrive enqueued a dead letter in the retry lane.
 
-    The Postponed record by which the dead letter was enqueued has the note as well, in a header.
+    The record of the retries topic that enqueued the dead letter has the note as well, in a header.
     """
 
     dead_lettered_at_ms: int

@@ -133,7 +133,7 @@ def receipt_of(written: bytes) -> OffsetReceipt | None:
 def _decode_known_kinds(written: bytes) -> LogRecord | None:
     """Return a LogRecord without its entries of unknown kinds. None: the record is of an unknown kind.
 
-    Raise the error of `decode` again if the record is invalid for another reason.
+    Called for a record that `decode` cannot read as a whole. Raise msgspec.DecodeError if unknown kinds are not the cause.
     """
     kind = _kinds.decode(written).kind
     if kind == OffsetReceipt.__struct_config__.tag:

@@ -27,7 +27,10 @@ _UNATTEMPTED_BATCH: Mapping[OutcomeKind, Callable[..., Entry]] = {
 
 
 def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
-    """Yield the entries of the attempts topic for a delivery: one for each attempt; without an attempt, one with the reason."""
+    """Yield the entries of the attempts topic for a delivery: one for each attempt in this lane or lease.
+
+    Without an attempt, yield one entry with the reason of the outcome.
+    """
     delivery = outcome.delivery
     event, record = delivery.event, delivery.event.record
     replay = UNSET if outcome.replay is None else outcome.replay
@@ -71,7 +74,10 @@ def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
 
 
 def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
-    """Yield the entries of the attempts topic for a batch: one for each attempt; without an attempt, one with the reason."""
+    """Yield the entries of the attempts topic for a batch: one for each attempt in this lane or lease.
+
+    Without an attempt, yield one entry with the reason of the outcome.
+    """
     outcome, delivery = batch.outcome, batch.outcome.delivery
     offsets, rejected = _offsets(delivery, range(len(delivery.events))), _offsets(delivery, sorted(batch.rejected))
     oldest_ms = min(event.appended_at_ms for event in delivery.events)

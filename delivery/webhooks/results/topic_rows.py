@@ -161,7 +161,10 @@ def _retry_rows(endpoint_id: EndpointId, written: bytes, topics: Topics) -> Iter
 
 
 def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:
-    """Return the encoded log entries of each endpoint: one for each attempt; without an attempt, one with the reason."""
+    """Return the encoded log entries of each endpoint: one for each attempt.
+
+    A delivery or batch without an attempt has one entry, with the reason of its outcome.
+    """
     log: dict[EndpointId, tuple[Endpoint, list[bytes]]] = {}
     for outcome in results.outcomes:
         entries = _entries_of(outcome.delivery.endpoint, log)

@@ -78,7 +78,8 @@ class EndpointState(msgspec.Struct, array_like=True):
         """Subtract the entry of a completed background attempt from the numbers of the endpoint and of the entry's FIFO.
 
         The timer wheel still has the entry. When the wheel returns it, `has_completed` is True, and the entry is dropped. If
-        the entry has not arrived yet, remember the completion for `knows_attempt_of`.
+        `background` lacks the attempt, only remember the completion, for `knows_attempt_of`. Then the attempt's entry has not
+        arrived yet, or is retried already.
         """
         if name not in self.background:
             self.completed[name] = now_ms
@@ -89,7 +90,7 @@ class EndpointState(msgspec.Struct, array_like=True):
         self.fifos[None].waiting -= 1
 
     def knows_attempt_of(self, arrived: retry_messages.RetryEntry) -> bool:
-        """Return True if an arrived entry is dropped, because the endpoint knows the entry's background attempt already.
+        """Return True if an arrived entry must be dropped, because the endpoint knows the entry's background attempt already.
 
         1. The attempt completed before the entry arrived, so the entry has ended. The completion is forgotten.
         2. The timer wheel has an entry with the same attempt, so the arrived entry is a repetition.
@@ -118,9 +119,11 @@ class EndpointState(msgspec.Struct, array_like=True):
     def due_ms(self, policy: ShardPolicy, now_ms: int) -> int:
         """Return when the endpoint next needs a decision, in ms since the epoch: the earliest of these times.
 
-        1. The report of a new lease is looked for.    4. A further lease may begin.
-        2. A lease expires.                            5. The state, or a completion in it, may be dropped.
-        3. An entry expires.
+        1. The shard looks for the report of a new lease.
+        2. A lease expires.
+        3. An entry expires in a FIFO without a lease.
+        4. A further lease may begin.
+        5. The state, or a completion in it, may be dropped.
 
         A message for the endpoint, or a due entry in the timer wheel, causes a decision before this time.
         """

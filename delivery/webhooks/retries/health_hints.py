@@ -2,9 +2,9 @@
 
 Runs in the executors. Pure, except for random intervals: the caller passes the time.
 
-The retry lane reports endpoints that accept nothing, and the driver disables these endpoints. The retry lane gets the failures
-of the other lanes with retry entries and dead letters, but not their successes. A report for each success would cost as much as
-the delivery's own record. So a worker reports each accepting endpoint now and then.
+The retry lane reports endpoints that accept nothing, and the driver disables these endpoints. The other lanes report
+deliveries that an endpoint did not accept: by retry entries, or by hints if these deliveries are given up. A report for each
+success would cost as much as the delivery's own record. So a worker reports each accepting endpoint now and then.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class DeliveryKey(NamedTuple):
 
 
 class Search:
-    """Search for the waiting entries of resent deliveries, during one decision of a shard, in at most `max_bytes`."""
+    """Search the entries of one shard for resent deliveries, during one decision. Stop when `max_bytes` or more are read."""
 
     def __init__(self, *, max_bytes: int = MAX_SEARCHED_BYTES) -> None:
         self._room = max_bytes
@@ -45,7 +45,7 @@ class Search:
         self._found: set[tuple[str, DeliveryKey]] = set()
 
     def add(self, owner: str, entry: retry_messages.RetryEntry) -> bool:
-        """Add a resend's entry to the endpoint with the key `owner`.
+        """Add a resend's entry to the search. `owner` is the key of its endpoint (endpoint_state.key).
 
         Return False, and add nothing, for a batch and for an unreadable entry: these are not searched.
         """
@@ -67,7 +67,7 @@ class Search:
 
     @property
     def is_exhausted(self) -> bool:
-        """Return True if as many bytes are read as the search may read."""
+        """Return True if the search has read its maximum of bytes. The caller then reads no further entries."""
         return self._room <= 0
 
     def count_read(self, items: list[bytes]) -> None:
@@ -75,7 +75,7 @@ class Search:
         self._room -= sum(map(len, items))
 
     def finds(self, owner: str, waiting: retry_messages.RetryEntry) -> bool:
-        """Return True if a resend asks for the delivery of the `waiting` entry, and remember that this delivery waits."""
+        """Return True if a resend asks for the delivery of the `waiting` entry. `results` then skips all its resends."""
         if waiting.subscriptions[0] not in self._subscriptions:
             return False
         key = _key_of(waiting)
@@ -87,7 +87,8 @@ class Search:
     def results(self, owner: str) -> tuple[list[retry_messages.RetryEntry], list[retry_messages.RetryEntry]]:
         """Return the entries of resends to an endpoint in two lists: those to deliver, and those to skip.
 
-        If a delivery waits already, all its resends are skipped. Otherwise the first is delivered, and the others are skipped.
+        If `finds` was True for a delivery, all its resends are skipped. Otherwise the first is delivered, and the others are
+        skipped.
         """
         to_deliver, waits_already = [], []
         for key, entries in self._resent[owner].items():

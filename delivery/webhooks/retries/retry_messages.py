@@ -80,8 +80,8 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def on_shard_clock(self, now_ms: int) -> RetryEntry:
         """Return the entry with its times on the clock of its shard, which reads `now_ms`.
 
-        An entry whose `since_ms` is in the future was written by a worker whose clock is fast. All times of the entry move back
-        by the same difference, so that `since_ms` is `now_ms`. Any other entry is unchanged.
+        An entry whose `since_ms` is in the future was written by a worker whose clock is fast. `since_ms`, `again_at_ms` and
+        `expires_ms` move back by the same difference, so that `since_ms` is `now_ms`. Any other entry is unchanged.
         """
         ahead_ms = self.since_ms - now_ms
         if ahead_ms <= 0:
@@ -95,11 +95,12 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return self if self.again_at_ms <= now_ms else msgspec.structs.replace(self, again_at_ms=now_ms)
 
     def wakes_at_ms(self, behind_ms: int, now_ms: int) -> int:
-        """Return when the entry's wait ends: when it may be attempted, or when it expires, if that is sooner.
+        """Return when the entry's wait ends, in ms since the epoch: at `again_at_ms`, or at `expires_ms` if that is sooner.
 
         While an attempt runs in the background, the entry does not expire, because the endpoint may accept the attempt. A shard
         that is `behind_ms` behind in the topic reads the completion that much later, so the entry waits `behind_ms` longer. The
-        shard may catch up earlier, so the wait ends after at most LAG_CHECK_MS, and begins again if the shard is still behind.
+        shard may catch up earlier. So the longer wait ends LAG_CHECK_MS from now at the latest, but not before `again_at_ms`.
+        It begins again if the shard is still behind.
         """
         if self.background_attempt is not None:
             return min(self.again_at_ms + behind_ms, max(self.again_at_ms, now_ms + LAG_CHECK_MS))
@@ -168,15 +169,15 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     def completion(
         cls, endpoint_id: EndpointId, customer_id: CustomerId, settled: list[bytes], *, accepted: bool = False
     ) -> Self:
-        """Return the message that the background attempts named in `settled` have completed.
+        """Return a message which says that the background attempts named in `settled` have completed.
 
-        `accepted`: the endpoint accepted one of these requests.
+        `accepted`: the endpoint accepted one of these requests. The message then carries a health hint.
         """
         return cls(endpoint_id, customer_id, [], settled, True if accepted else None)
 
     @classmethod
     def health_hint(cls, endpoint_id: EndpointId, customer_id: CustomerId, *, accepts: bool, at_ms: int) -> Self:
-        """Return the message that an endpoint accepts (`accepts`) or fails the requests of a fast lane at `at_ms`."""
+        """Return a message which says that an endpoint accepts (`accepts`) or fails requests of a fast lane at `at_ms`."""
         return cls(endpoint_id, customer_id, [], accepts=accepts, at_ms=at_ms)
 
     @property
@@ -276,7 +277,7 @@ def new_entry(
     """Return the retry entry of a delivery or batch that is deferred to the retry lane at `now_ms`.
 
     `packed` has the events of the entry, and `subscription_ids` the subscription of each event. The entry keeps the last
-    MAX_HISTORY attempts of `history`, and expires after `max_age_s`.
+    MAX_HISTORY attempts of `history`, and expires `max_age_s` after `now_ms`.
     """
     places = {name: place for place, name in enumerate(dict.fromkeys(subscription_ids))}
     return RetryEntry(
@@ -347,7 +348,7 @@ def _entry(
 
 
 def shortened(attempt: Attempt) -> Attempt:
-    """Return the attempt with its response cut to KEPT_RESPONSE_BYTES. The response to a batch may be longer."""
+    """Return the attempt with its response cut to KEPT_RESPONSE_BYTES. Only a response to a batch is longer before the cut."""
     return (
         attempt
         if len(attempt.response) <= KEPT_RESPONSE_BYTES
@@ -363,7 +364,8 @@ def encoded(message: Postponed | Report | Lease) -> bytes:
 def message(written: bytes) -> Postponed | Report:
     """Return the message in a record of the retries topic.
 
-    Raise StateUnreadable if the record has another format version than VERSION, and msgspec.MsgspecError if it is no message.
+    Raise StateUnreadable if the record is empty or has another format version than VERSION. Raise msgspec.MsgspecError if it
+    is no message.
     """
     return _messages.decode(versioning.read(written, VERSION, "a record of the retries topic"))
 
@@ -371,6 +373,7 @@ def message(written: bytes) -> Postponed | Report:
 def lease(written: bytes) -> Lease:
     """Return the lease in the bytes that a shard wrote for a worker.
 
-    Raise StateUnreadable if they have another format version than VERSION, and msgspec.MsgspecError if they are no lease.
+    Raise StateUnreadable if the bytes are empty or have another format version than VERSION. Raise msgspec.MsgspecError if
+    they are no lease.
     """
     return _leases.decode(versioning.read(written, VERSION, "a lease of the retry lane"))

@@ -11,9 +11,9 @@ An entry whose background attempt is in flight waits in the timer wheel too. If 
 (delivery.webhooks.scheduling.background_attempts), the entry is dropped when it is due.
 
 The state of a shard is an index and numbered segments (delivery.webhooks.state.segment_store). The index is small. Each
-decision that changes something writes it. An entry leaves the state when a report or a background attempt has its result, or
-when it is given up. If no report of a lease comes within `lease_timeout_s` after the next decision, its entries are leased
-again. A shard that is behind in the retries topic waits longer, because the report may be unread.
+decision that changes something writes the index. An entry leaves the state when a report or a background attempt has its
+result, or when it is given up. A lease expires `lease_timeout_s` after the first decision that misses its report. Its entries
+are then leased again. A shard that is behind in the retries topic waits longer, because the report may be unread.
 """
 
 from __future__ import annotations
@@ -110,10 +110,11 @@ def decide(
 
 
 def backlog_of(decision: LeaseDecision, now_ms: int) -> backlog.ShardBacklog:
-    """Return the backlog of a shard after a decision, with the shard's suppressed endpoints, for the driver.
+    """Return the backlog of a shard after a decision, for the driver.
 
-    `failing` has the endpoints that this decision, made at `now_ms`, found failing. The driver wakes the lane `look_ahead_ms`
-    before `due_ms`. So `due_ms` is `look_ahead_ms` after the time at which the shard next needs a decision.
+    `suppressed` has the suppressed endpoints for which entries without an order key wait. `failing` has the endpoints that
+    this decision, made at `now_ms`, found failing. The driver wakes the lane `look_ahead_ms` before `due_ms`. So `due_ms` is
+    `look_ahead_ms` after the time at which a waiting entry next needs a decision. `due_ms` None: no entry waits.
     """
     events = size = 0
     suppressed, failing = set(), set()
@@ -183,7 +184,7 @@ class _Scheduler:
         return self._open[key]
 
     def _apply_settled(self, messages: list[Message]) -> None:
-        """Call `complete` for each background attempt that a message names as completed."""
+        """Call EndpointState.complete for each background attempt that a message names as completed."""
         for message in messages:
             if isinstance(message, retry_messages.Postponed) and message.settled:
                 endpoint = self._opened(endpoint_state.key(message.customer_id, message.endpoint_id))
@@ -211,7 +212,7 @@ class _Scheduler:
             self._put(*waiting)
 
     def _apply_and_admit(self, messages: list[Message]) -> None:
-        """Apply the results of leases and admit new entries, in the order of the topic."""
+        """Apply the results of leases and the health hints, and admit new entries except resends, in the order of the topic."""
         for message in messages:
             if isinstance(message, retry_messages.Report):
                 self._apply_result(message)
@@ -227,8 +228,9 @@ class _Scheduler:
     def _admit(self, key: str, entries: Sequence[RetryEntry]) -> None:
         """Add entries to the state of an endpoint, and apply their reasons to its window.
 
-        Entries beyond `max_pending` are given up, except those whose background attempt is in flight. An entry is dropped if
-        its background attempt has completed, or if the shard has an entry with the same background attempt already.
+        Entries beyond `max_pending` events of the endpoint are given up, except those whose background attempt is in flight. An
+        entry is dropped if its background attempt has completed. It is also dropped if the timer wheel has an entry with the
+        same background attempt.
         """
         self._decision.changed = True
         endpoint = self._opened(key)
@@ -253,9 +255,9 @@ class _Scheduler:
         1. The delivery's entry waits in the timer wheel: it moves to the end of its FIFO.
         2. The entry waits in a FIFO: it is due now, in its place. Entries of the same order key before it go first.
         3. The entry is leased, or its background attempt is in flight: nothing changes, as this attempt counts as the resend.
-        4. No entry has the delivery: its first resend becomes an entry.
+        4. The search, up to `max_searched_bytes`, finds no entry of the delivery: its first resend is admitted.
 
-        All other resends are skipped. A batch, or an unreadable resend, always becomes an entry.
+        All other resends are skipped. A batch, or an unreadable resend, is always admitted.
         """
         search = resends.Search(max_bytes=self._bounds.max_searched_bytes)
         for message in messages:
@@ -323,7 +325,7 @@ class _Scheduler:
         line.requeue_in_front(self._store, in_front)
 
     def _expire(self) -> None:
-        """Mark leases without a report, and end expired leases. Give up expired entries, up to `max_leased_bytes` in all."""
+        """Start the timeout of leases without a report, end expired leases, and give up expired entries that are not leased."""
         for key, endpoint in self._open.items():
             self._expire_endpoint(key, endpoint)
 
@@ -380,7 +382,7 @@ class _Scheduler:
         self._decision.leases.append(retry_messages.encoded(lease))
 
     def _write(self) -> None:
-        """Put new and removed segments of the decoded endpoints into the decision, and update their entries in the index."""
+        """Put new and removed segments into the decision. Update or remove the decoded endpoints' entries in the index."""
         for endpoint in self._open.values():
             endpoint.prune(self._now_ms)
         decision = self._decision

@@ -74,8 +74,8 @@ def remove_due(
 ) -> Iterator[TimerEntry]:
     """Remove and yield the entries that are due, until `max_bytes` are read.
 
-    The entries of an opened bucket that are not due move to narrower buckets. The call moves these entries at its end, because
-    it may still read the narrower buckets.
+    The entries of an opened bucket that are not due move to narrower buckets. They move when the iterator ends, because it may
+    still read the narrower buckets. So the caller must exhaust the iterator.
     """
     room = max_bytes
     not_due: list[TimerEntry] = []

@@ -114,7 +114,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def record_failure(self, policy: ShardPolicy, at_ms: int) -> None:
         """Record that the endpoint did not accept a request at `at_ms`, in any lane.
 
-        If the failure before is longer ago than MAX_SILENCE allows, `failing_since_ms` becomes `at_ms`.
+        If it is the first failure, or if the silence since the last failure was longer than MAX_SILENCE allows,
+        `failing_since_ms` becomes `at_ms`.
         """
         if self.failing_since_ms is None or at_ms - self.failed_ms > _max_silence_ms(policy):
             self.failing_since_ms = self.failed_ms = at_ms
@@ -126,13 +127,14 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         1. The endpoint is paused, disabled or quarantined: back off. The endpoint's health is unknown.
         2. Only failures: back off and probe. If the lease was of one order key, only halve the window: failures of one key do
            not stop the others.
-        3. Failures and answers: the endpoint is unstable. The window halves, without a back-off.
-        4. Only answers, including those that accept nothing: the endpoint is alive. The window doubles.
+        3. Failures and answers: the endpoint is unstable. The window halves, without a back-off. An answer accepts or refuses.
+        4. Only answers, including those that accept nothing: the endpoint is alive. The window doubles, up to
+           `max_lease_entries`.
         5. Neither, for example because of faults of the platform: the window stays as it is.
 
         In each case no request begins before the longest `Retry-After` has passed. Until KNOWLEDGE_MS after the report, or
-        after the end of a wait that the report began, no deferral by another lane causes a back-off.
-        If no entry was accepted, failures and refusals (4xx, redirects) count for disabling the endpoint.
+        after the end of a present wait (`backoff_until_ms`), no deferral by another lane causes a back-off.
+        Except in case 1, if no entry was accepted, failures and refusals (4xx, redirects) count for disabling the endpoint.
         """
         if report.blocked is not None:
             self.failing_since_ms, self.has_only_failed = None, False

@@ -2,7 +2,7 @@
 
 Runs in the executors, in the worker's event loop, and in the archive for replays. The fast lanes are the direct, the batch and
 the real-time lane. Each lane reads every record of its topics, and serves the endpoints of one delivery mode. The offset
-receipts of a lane count only deliveries to these endpoints.
+receipts of a lane count all records that it read, but only the deliveries to these endpoints.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Intake(Generic[Prepared]):
     `pauses_partitions`, `accept` raises SchemaRegistryUnavailable.
 
     With `keeps_batches`, `drain_batches` returns the batch records for the lane that takes them apart. In every lane a batch
-    record counts as an event that is due to nobody.
+    record that is taken apart counts as an event that is due to nobody.
     """
 
     def __init__(

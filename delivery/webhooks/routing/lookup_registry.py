@@ -68,8 +68,8 @@ class _Answers(NamedTuple):
 class LookupRegistry:
     """A Registry with only the rows that recent events of this process needed.
 
-    A row is read again if an event needs it more than `ttl_s` seconds after it was read. `max_answers` bounds the cached
-    answers.
+    A row is read again if an event needs it more than `ttl_s` seconds after it was read. `max_answers` is the maximum of
+    cached answers for events, and also of cached tenants. MAX_SHARED_ENDPOINTS bounds the cached endpoints.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class LookupRegistry:
         return known._replace(deleted_tenants=await self._deleted(tenants, read_again=read_again))
 
     def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> registries.Destination | None:
-        """Return the cached answers for an endpoint and tenants. None: one has expired, or left the full cache for another."""
+        """Return the cached answers for an endpoint and tenants. None: one of them is not cached, or not any more."""
         known = self._destinations.get(endpoint_id)
         registered = {tenant: self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}
         if known is None or None in registered.values():

@@ -50,7 +50,10 @@ class Match(NamedTuple):
 
 
 class _SharedFilter:
-    """A filter that all subscriptions with the same pattern share. Compiled on first use: compiling takes 0.1 ms and 4 kB."""
+    """A filter that the subscriptions of a _PatternIndex share if their filter patterns are equal.
+
+    Compiled on first use: compiling takes 0.1 ms and 4 kB.
+    """
 
     __slots__ = ("_compiled", "pattern")
 
@@ -164,7 +167,8 @@ class Router:
     def apply(self, changes: SnapshotChanges) -> None:
         """Apply changes. The router's revision must lie between `changes.since` and `changes.revision`, both included.
 
-        Rows that the router has already stay the same objects, and their indexes stay too.
+        Endpoints and subscriptions that do not differ stay the same objects. The index of an event type pattern stays if no
+        subscription with this pattern differs.
         """
         _overlay(self._tenants, changes.tenants)
         _overlay(self.endpoints, changes.endpoints)

@@ -42,7 +42,7 @@ class EventRouter(Protocol):
 
 
 class Destination(NamedTuple):
-    """An endpoint and its subscriptions as they are registered now. They decide which stored events are still sent."""
+    """The present rows of an endpoint, its subscriptions and tenants. These rows decide which stored events are still sent."""
 
     endpoint: Endpoint | None
     """None: the endpoint is not registered any more."""
@@ -69,7 +69,9 @@ class Registry(Protocol):
     async def destination(
         self, endpoint_id: EndpointId, tenants: Collection[TenantId], *, read_again: bool = False
     ) -> Destination:
-        """Return an endpoint as it is registered now, for stored events of `tenants`. May wait for Postgres.
+        """Return the rows of an endpoint and its subscriptions, and those of `tenants` that are not registered.
+
+        May wait for Postgres.
 
         `read_again`: use no cached answer. A cached answer may be older than the answer by which an event was routed.
         """
@@ -167,7 +169,7 @@ class Broadcast(Protocol):
 class BroadcastSource:
     """The source of a WholeRegistry: a handle to the broadcast snapshot (the base), and the changes since then (the delta).
 
-    This module must not import psycopg and pydantic. A worker that unpickles a source imports this module, and these two
+    This module must not import psycopg or pydantic. A worker that unpickles a source imports this module, and these two
     packages would take 26 MB of each worker.
     """
 

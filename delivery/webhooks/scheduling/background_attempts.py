@@ -38,7 +38,8 @@ class BackgroundResult(NamedTuple):
 class BackgroundAttempts:
     """Track one worker's background attempts: attempts that continue when their Spark task has ended.
 
-    `timeout_s` bounds an attempt, and `max_attempts` bounds how many run at once. `report` is called with each result.
+    `timeout_s` is the longest duration of an attempt. `has_room` bounds the attempts at once by `max_attempts`. `report` is
+    called with each result.
     """
 
     def __init__(self, timeout_s: float, max_attempts: int, report: Callable[[BackgroundResult], None]) -> None:
@@ -110,7 +111,7 @@ class BackgroundAttempts:
         return self._in_flight.get(endpoint_id, 0)
 
     def is_unresponsive(self, endpoint_id: EndpointId) -> bool:
-        """Return True if a background attempt to the endpoint runs for which `begin` got `is_unresponsive`.
+        """Return True if a background attempt to the endpoint is in flight that moved here with `is_unresponsive`.
 
         Called for each delivery.
         """

@@ -66,7 +66,7 @@ class Host:
         return not self._waiting and self._has_capacity(reserved=self._reserved)
 
     def use_reservation(self) -> bool:
-        """End one reservation; return True if the host still has capacity. Each woken queue calls this once."""
+        """End one reservation; return True if the host still has capacity. A queue calls this once for each reservation."""
         self._reserved -= 1
         return self._has_capacity()
 
@@ -95,9 +95,10 @@ class Host:
         self.wake()
 
     def wake(self) -> None:
-        """Start the timer that wakes the next waiting queue when the host has capacity.
+        """Start the timer that wakes waiting queues as soon as the host's rate allows a request.
 
-        A queue that was woken and did not use its reservation calls this too, so that the next queue gets the capacity.
+        No timer starts if no queue waits, or if requests in flight and reservations use up the host's limit. A queue that was
+        woken and did not use its reservation calls this too, so that the next queue gets the capacity.
         """
         if self._waiting and self._timer is None and self._in_flight + self._reserved < self._max_in_flight:
             wait_s = self._pace.wait_s(self._clock())

@@ -5,10 +5,10 @@ The API limits the requests of its clients per second by the same token bucket (
 An endpoint's own limits hold for all workers together. Each worker keeps to its share: the limit divided by the number of
 workers, which comes with each task. Four consequences follow:
 1. The limit is not fully used while all events of the endpoint are in one worker's partitions.
-2. The limit is exceeded while more processes than this number of workers send at once: each process keeps to its own share.
-3. A limit of requests in flight is exceeded if it is lower than the number of dispatchers in all workers. A worker may run
+2. The limit can be exceeded while more processes than this number of workers send at once: each keeps to its own share.
+3. A limit of requests in flight can be exceeded if it is lower than the number of dispatchers in all workers. A worker may run
    several dispatchers, and each of them may have one request in flight.
-4. A limit of requests in flight is exceeded while a fast lane and the retry lane send: each counts its own requests.
+4. A limit of requests in flight can be exceeded while a fast lane and the retry lane send: each counts its own requests.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Limits:
 
 
 class Room(NamedTuple):
-    """The state of a token bucket at one moment: the requests that the bucket lets through."""
+    """The state of a token bucket, or of a daily quota, at one moment: the requests or events that may go."""
 
     limit: int
     """Requests that may go at once after a pause."""
@@ -115,8 +115,8 @@ def least_room(rooms: Iterable[Room]) -> Room:
 class Pace:
     """A token bucket for an endpoint, host or API client, stored as one number (generic cell rate algorithm, ITU-T I.371).
 
-    In any second at most `per_second` requests go, rounded up to a whole number. The share `burst_share` of these requests may
-    go at once, at least one request. The others go at even intervals.
+    If each request waits for `wait_s`, at most `per_second` requests go in any second, rounded up to a whole number. The share
+    `burst_share` of these requests may go at once, at least one request. The others go at even intervals.
     """
 
     __slots__ = ("_burst_s", "_interval_s", "_next_at", "per_second")

@@ -92,7 +92,7 @@ NOTHING_ASKED = Reachability()
 
 
 def reachability(seen: Iterable[tuple[Endpoint, bool]]) -> Reachability:
-    """Return the Reachability for pairs of an endpoint and True if the endpoint responded."""
+    """Return the Reachability of these observations: pairs of an endpoint and True if the endpoint responded, else False."""
     destinations: dict[int, bool] = {}
     customers: dict[int, bool] = {}
     for endpoint, responded in seen:

@@ -30,7 +30,10 @@ class Outages:
     is_ongoing: bool = False
 
     def after(self, *, is_broken: bool, is_healthy: bool, now_ms: int) -> Outages:
-        """Return the history after a micro-batch in which the network was broken, or proven to work, or neither."""
+        """Return the history after a micro-batch.
+
+        `is_broken`: the network is judged broken (NetworkHealth). `is_healthy`: the micro-batch proved that it works.
+        """
         if is_broken:
             return replace(self, is_ongoing=True)
         if self.is_ongoing:

@@ -77,7 +77,7 @@ def parse_reply(question: Question, headers: Sequence[tuple[bytes, bytes]]) -> R
     """Return the receiver's reply, by the headers of its response. The status does not count, as in the specification.
 
     1. The response names no allowed origin: ASKED if the question has a callback, otherwise REFUSED.
-    2. The response names another origin, or several origins: REFUSED.
+    2. The response allows neither the question's origin nor `*`, or has several headers WebHook-Allowed-Origin: REFUSED.
     3. The rate is invalid, or missing although a rate was requested (section 4.2.2 then requires it): REFUSED.
     4. Otherwise: PERMITTED.
     """

@@ -1,7 +1,7 @@
 """Fetch access tokens for endpoints that use OAuth2 client credentials (RFC 6749, section 4.4).
 
-Token requests use the deliveries' transport: guarded addresses, no redirects, bounded responses, a total timeout. No text of
-this module contains a secret.
+Token requests use the deliveries' transport: guarded addresses, no redirects, bounded responses, a total timeout. No error and
+no log line of this module contains a secret.
 """
 
 from __future__ import annotations

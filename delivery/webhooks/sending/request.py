@@ -95,7 +95,8 @@ def _check_custom(headers: tuple[tuple[str, str], ...], auth: dict[str, str]) ->
 def _auth_headers(auth: Auth) -> Iterator[tuple[str, str]]:
     """Yield the name and value of the header for the endpoint's kind of authentication; nothing for `none` and `oauth2`.
 
-    Raise TargetRefused if the secret is missing or does not fit into a header. The signature is always sent as well.
+    Raise TargetRefused if the secret is missing or does not fit into a header, or if the name of an API key's header is not
+    allowed. The signature is always sent as well.
     """
     if auth.kind in {AuthKind.NONE, AuthKind.OAUTH2}:
         return

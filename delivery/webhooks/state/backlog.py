@@ -13,7 +13,10 @@ from delivery.registry_model import EndpointId
 
 
 class Failing(NamedTuple):
-    """An endpoint that accepts nothing and is to be disabled. Times are in ms since the epoch."""
+    """An endpoint that has accepted nothing for so long that the driver may disable it. Times are in ms since the epoch.
+
+    The driver leaves out the time of local outages, and endpoints that were enabled too recently.
+    """
 
     endpoint_id: EndpointId
     since_ms: int

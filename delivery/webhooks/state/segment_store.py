@@ -163,7 +163,7 @@ class SegmentStore:
         The index, and the slices of the owners, are changed in place.
 
         Called once, at the end of the decision. Only the `changed` owners have new slices. `lists_of` returns the lists of an
-        owner. Neighbouring slices of a list that are written are joined, up to `max_segment_bytes`.
+        owner. Neighbouring new slices of a list are joined into one, up to `max_segment_bytes`.
         """
         is_changed = self._new or self._dropped
         numbers, level = compaction.pick_compaction(self._index.segments, self._merges) if is_changed else ([], 0)

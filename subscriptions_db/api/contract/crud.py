@@ -164,7 +164,7 @@ def show_each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[st
 def put(call: Call, document: Mapping[str, Any], *, customer_id: str | None, strict: bool = False) -> apply.Result:
     """Check a manifest document, register its rows, and write an audit entry for each change.
 
-    Return the changes, the new secrets and the warnings of the lint. `customer_id` goes into the audit entries. Raise
+    Return the changes, the new secrets and the warnings of manifest/lint.py. `customer_id` goes into the audit entries. Raise
     RegistrationError if the document is refused. With `strict`, a document with warnings is refused too.
     """
     result = apply.apply_rows(call.connection, manifest.check(dict(document), call.guard), call.ring, strict=strict)
@@ -200,7 +200,8 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
     """Raise Refused with 429 if the customer would exceed its quota by `adding` more rows of the kind.
 
     `default` is the quota of a customer that has none of its own. Requests with an operator's key have no quota. A lock makes
-    the customer's concurrent requests wait until this transaction ends, so together they do not exceed the quota.
+    the customer's other requests that add rows of the kind wait until this transaction ends. So concurrent requests together
+    do not exceed the quota.
     """
     own = call.principal.customer_id
     if own is None:
@@ -225,7 +226,7 @@ def of_whole_customer(call: Call) -> Iterator[None]:
     """Let the block see all rows of the customer, also with a limited key.
 
     Use it only for counts that a limited key is never shown, and for a search whose criteria name one of the key's endpoints.
-    The limit of the key returns at the end of the block, unless a statement has failed. The transaction can then only be rolled
+    The limit of the key holds again after the block, unless a statement has failed. The transaction can then only be rolled
     back.
     """
     limit = call.principal.endpoint_ids

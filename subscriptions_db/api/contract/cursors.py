@@ -81,7 +81,8 @@ def neighbours(
     """Return `next_cursor` and `previous_cursor` of a page in a list of which a request examines a bounded number of rows.
 
     A page has the rows after the request's cursor, or with `is_backwards` the rows before it. `nearest` is the position of the
-    page's row that is nearest to the cursor. If the page is empty, it is the position directly after the cursor, or before it.
+    page's row that is nearest to the cursor. For an empty page, `nearest` is the position directly after the cursor,
+    or with `is_backwards` directly before the cursor.
     `further` is the position at which a search in the same direction continues; None: no row follows in this direction.
     `is_first`: the request has no cursor, so no page is before this one. `next_of` returns the cursor of the page after a
     position, `previous_of` that of the page before a position.

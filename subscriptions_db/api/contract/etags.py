@@ -1,7 +1,7 @@
 """Compute the ETags of resources, and evaluate the conditions of requests (RFC 9110, section 13). Pure.
 
-Runs in the API. An ETag is a digest of the fields that the answer to GET shows. An endpoint's `updated_at` is one of them, and
-a new secret changes it. So the ETag changes with the endpoint's secrets too.
+Runs in the API. An ETag is a digest of the fields that the answer to GET shows. An endpoint has the field `updated_at`, which a
+new secret changes. So the ETag changes with the endpoint's secrets too.
 """
 
 from __future__ import annotations

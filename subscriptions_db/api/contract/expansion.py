@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 
 
 class ExpandQuery(NoParameters):
-    """The ids in an answer that the answer also shows as whole resources."""
+    """A query that may have `expand`. Each item of the answer then also has the resource that an id in the item names."""
 
     expand: Literal["endpoint"] | None = None
     """`endpoint`: each item also has its endpoint, in `expanded`."""
@@ -42,8 +42,8 @@ class Expandable(described.DescribedModel):
 def fitting_part(found: Sequence[Row], show: Callable[[Sequence[Row]], list[Model]], expand: str | None) -> list[Model]:
     """Return the leading items of a page that fit into one answer, converted by `show`.
 
-    A page with rows has at least one item. With `expand`, `show` gets `crud.ROWS_PER_READ` rows at a time and reads their
-    endpoints, because one endpoint has up to 200 kB.
+    A page with rows has at least one item. With `expand`, `show` also reads the endpoints of its rows. It then gets only
+    `crud.ROWS_PER_READ` rows at a time, because one endpoint has up to 200 kB.
     """
     items: list[Model] = []
     step = crud.ROWS_PER_READ if expand else routes.MAX_PAGE

@@ -67,6 +67,7 @@ def create(
 ) -> NewKey:
     """Create a key of a customer, or of the platform, and write an audit entry with the actor `command`.
 
+    `customer_id` None: a key of the platform. `expires_at` None: the key does not expire.
     `tenants` limits a publisher's key to events of these tenants. Empty: events of every tenant. `endpoints` limits a
     customer's key to these endpoints. Empty: every endpoint of the customer. Raise RegistrationError for an unknown customer or
     endpoint, for more than MAX_ENDPOINTS endpoints, and for a customer or a limit that does not fit the scope.

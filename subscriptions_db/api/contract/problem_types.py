@@ -141,5 +141,5 @@ def uri(code: str, public_url: str) -> str:
 
 
 def document(problem: problems.Problem, public_url: str, request_id: str) -> dict[str, Any]:
-    """Return the problem document of a refused request, with the URL of its page as `type`."""
+    """Return the problem document of a refused request. Its `type` is the result of `uri` for the problem's code."""
     return problem.model_dump() | {"type": uri(problem.code, public_url), "request_id": request_id}

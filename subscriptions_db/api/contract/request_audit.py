@@ -20,8 +20,8 @@ def write(
 ) -> None:
     """Write an audit entry about the thing `entity_id` of the kind `entity`. The author is the request's principal.
 
-    `before` and `after` have the changed fields. `customer_id` is the customer who may read the entry. None: only the operator
-    reads it.
+    `before` and `after` have fields of the thing before and after the change. None: the entry has no such fields. `customer_id`
+    is the customer who may read the entry. None: only the operator reads it.
     """
     key_id, fields = call.principal.key_id, {"before": before, "after": after}
     audit_entries.note(call.connection, key_id, action, entity, entity_id, customer_id=customer_id, **fields)

@@ -1,6 +1,7 @@
 """Define the type Route, and the types of the arguments and the results of handlers.
 
-The list of Routes (server/route_table.py) is the single source of routing, request validation and the OpenAPI document.
+The list of Routes (server/route_table.py) is the single source of routing, request validation and the OpenAPI document. Only
+the probes, the OpenAPI document and the pages about problems are outside of this list (server/app.py).
 
 Runs in the API, and in `fanout` commands for the OpenAPI document.
 """
@@ -55,7 +56,7 @@ WaitS = Annotated[float, Field(ge=0, le=60)]
 
 
 class NoParameters(described.DescribedModel):
-    """A query or a body without parameters, and the base class of queries and bodies with parameters."""
+    """A query without parameters, or a body without fields. Also the base class of other queries and bodies."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -68,7 +69,7 @@ class CustomerQuery(NoParameters):
 
 
 class ListQuery(NoParameters):
-    """The page of a list to return: the first page, or with a cursor the page after or before an earlier answer's page."""
+    """The page of a list to return. Without `cursor`: the first page. With `cursor`: the page that an earlier answer names."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 50
     """Maximum number of rows. A page also ends when it has 1 MiB."""
@@ -90,9 +91,9 @@ class ListPage(described.DescribedModel):
 
 
 class BoundedListPage(ListPage):
-    """A page of a list of which a request examines a bounded number of rows.
+    """A page of a list in which one request examines a bounded number of rows.
 
-    An empty page can have a next or a previous one.
+    So a page can be empty, and still have a `next_cursor` or a `previous_cursor`.
     """
 
     is_total_exact: bool | None
@@ -100,7 +101,7 @@ class BoundedListPage(ListPage):
 
 
 def fitting_part(items: list[Model]) -> list[Model]:
-    """Return the first items of a page, as many as fit into one answer of 1 MiB; at least one if there are any."""
+    """Return the first items of a page, as many as fit into answer_size.MAX_BYTES (1 MiB); at least one if there are any."""
     return items[: answer_size.count(len(item.model_dump_json().encode()) for item in items)]
 
 
@@ -154,7 +155,7 @@ class PendingSend(NamedTuple):
 class PendingQuestion(NamedTuple):
     """A handler's return value: a question to send to a receiver after the transaction.
 
-    `record` and `then` run in transactions of their own. That of `record` is committed directly before the question is sent.
+    `record` and `then` run in transactions of their own. The transaction of `record` is committed before the question is sent.
     `then` makes the answer from the receiver's response, or from the error of the attempt.
     """
 
@@ -270,7 +271,7 @@ class Route:
 
     @property
     def refuses_conditions(self) -> bool:
-        """Return True if the route is not GET and evaluates no conditions: a request with a condition is refused."""
+        """Return True if the route is not GET and evaluates no conditions. It then refuses `If-Match` and `If-None-Match`."""
         return self.method != "GET" and not self.may_answer_412
 
     @property
@@ -280,9 +281,9 @@ class Route:
 
     @property
     def has_etag(self) -> bool:
-        """Return True if the answer shows the resource, with its `ETag`.
+        """Return True if the answer shows the resource, and so has the `ETag` of the resource.
 
-        RFC 9110 (9.3.4) forbids an `ETag` in the answer to a PUT that adds defaults.
+        False for each PUT: RFC 9110 (9.3.4) forbids an `ETag` in the answer to a PUT that adds defaults.
         """
         if self.resource is None or self.answer is None or self.method == "PUT":
             return False

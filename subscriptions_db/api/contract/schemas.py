@@ -1,4 +1,4 @@
-"""Define the types of endpoints and subscriptions in requests and answers, derived from the manifest.
+"""Define the types of endpoints and subscriptions in requests and answers. The types in requests derive from the manifest's.
 
 No answer has stored secrets.
 
@@ -37,8 +37,8 @@ def changes_of(kind: type[parts.ManifestPart], name: str, description: str) -> t
 def _optional(info: FieldInfo) -> Any:
     """Return the annotation of a field with None as a further value.
 
-    Deprecations move outside of `Optional`. Inside, the JSON Schema would call one alternative of the field deprecated, and not
-    the field.
+    A Deprecation in the annotation moves outside of `Optional`. Inside, the JSON Schema would call one alternative of the field
+    deprecated, and not the field.
     """
     deprecations = [each for each in info.metadata if isinstance(each, Deprecation)]
     annotation: Any = info.annotation
@@ -308,7 +308,7 @@ _READ_ONLY = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_
 
 
 def endpoint_document(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a registered endpoint as the API and the manifest write it, without its id and without secrets."""
+    """Return a registered endpoint as the API and the manifest write it, without its id, its secrets and _READ_ONLY fields."""
     own = ("customer", "url", "mode", "status", "content_mode", "payload", "headers", "max_in_flight", "max_per_second",
            "order_by", "validation", "description", "metadata")  # fmt: skip
     nested: dict[str, type[pydantic.BaseModel]] = {
@@ -328,7 +328,7 @@ def endpoint(row_id: str, row: dict[str, Any]) -> Endpoint:
 
 
 def subscription_document(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a registered subscription as the API and the manifest write it, without its id."""
+    """Return a registered subscription as the API and the manifest write it, without its id and its times."""
     scopes: dict[str, Any] = {"tenants": [], "sub_tenants": {}, "except_tenants": [], "except_sub_tenants": {}}
     for effect, tenant_id, sub_tenant_id in sorted(row["scopes"], key=str):
         prefix = "except_" if effect == "exclude" else ""

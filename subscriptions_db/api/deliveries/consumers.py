@@ -35,7 +35,10 @@ class SeekTarget(NoParameters):
 
 
 class NewConsumer(SeekTarget, DeadLetterQuery):
-    """A consumer to create, whose selection cannot change later. Default place: the oldest dead letter."""
+    """A consumer to create. Its search criteria cannot change later.
+
+    Without `to`, `cursor` and `since`, the consumer begins at the oldest dead letter.
+    """
 
     name: ConsumerName
     """The name, unique for the customer."""
@@ -51,7 +54,7 @@ class ConsumerChange(NoParameters):
 
 
 class Consumer(described.DescribedModel):
-    """A group of pollers that share the dead letters of one selection."""
+    """A named group of pollers that share the dead letters that match the consumer's search criteria."""
 
     name: str
     """The name, unique for the customer."""
@@ -95,7 +98,7 @@ class Consumers(described.DescribedModel):
 
 
 def existing_consumer(call: Call) -> consumers.ConsumerState:
-    """Return the consumer of the path.
+    """Return the consumer that the request's path names.
 
     Raise Refused with 404 if it does not exist, and with 422 if `customer` is missing or is not the key's own.
     """
@@ -124,7 +127,7 @@ def create(call: Call) -> Consumer:
 
     * 409: the name is taken.
     * 422: the request names more than one place, or `customer` is missing or is not the key's own.
-    * 422: the key is limited to endpoints, and the selection does not name one of them.
+    * 422: the key is limited to endpoints, and `endpoint` is not one of them.
     * 429: the customer has the maximum of consumers. An operator's key may create more.
     """
     wanted, customer_id = call.body_as(NewConsumer), customer_of(call)
@@ -173,7 +176,10 @@ def delete(call: Call) -> None:
 def seek(call: Call) -> Consumer:
     """Move a consumer to another place. The consumer's leases end, and their receipt handles become invalid.
 
-    Raise Refused with 404 if there is no such consumer, and with 422 if the request does not name exactly one place.
+    Polls lease the dead letters after the place, also parked ones. Dead letters up to the place that are parked stay parked.
+
+    Raise Refused with 404 if there is no such consumer. Raise it with 422 if the request does not name exactly one place, or if
+    `customer` is missing or is not the key's own.
     """
     before, customer_id = existing_consumer(call), customer_of(call)
     after = _position(call, customer_id, call.body_as(SeekTarget))
@@ -187,7 +193,10 @@ def seek(call: Call) -> Consumer:
 
 
 def _position(call: Call, customer_id: str, place: SeekTarget) -> int | None:
-    """Return the position after which a consumer reads on; None if the request names no place."""
+    """Return the position after which a consumer reads on; None if the request names no place.
+
+    Raise Refused with 422 if the request names several places, and RegistrationError for an invalid cursor.
+    """
     named = place.model_dump(include=set(SeekTarget.model_fields), exclude_none=True)
     if len(named) > 1:
         raise problems.invalid(*((name, "cannot be combined: give only one of to, cursor and since") for name in named))

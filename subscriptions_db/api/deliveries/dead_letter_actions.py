@@ -27,7 +27,7 @@ Limit = Annotated[int, Field(ge=1, le=MAX_MARKED)]
 class DeadLettersToMark(DeadLetterTimeQuery):
     """The waiting dead letters to redrive or to discard. Give search criteria, or `everything: true`.
 
-    Both together are refused, and so is an empty body.
+    A request with both is refused, and so is a request with neither.
     """
 
     everything: bool = False
@@ -39,7 +39,7 @@ class DeadLettersToMark(DeadLetterTimeQuery):
 
 
 class MarkedLetter(described.DescribedModel):
-    """The new state of a dead letter. The answer has no payload, because answers to an `Idempotency-Key` are stored."""
+    """The new state of a dead letter. It has no payload: the API stores answers to requests with an `Idempotency-Key`."""
 
     id: str
     """The id of the dead letter."""
@@ -120,7 +120,7 @@ def _mark_many(call: Call, state: LetterState) -> MarkedLetters:
 
 
 def position_behind(text: str | None) -> int:
-    """Return the position after which a request continues, by its cursor. Without a cursor: 0, the beginning."""
+    """Return the position in the cursor `text`, after which a request continues. Without a cursor: 0, the beginning."""
     return archive_positions.letter_position(text) if text else 0
 
 

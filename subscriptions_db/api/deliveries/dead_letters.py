@@ -101,7 +101,7 @@ class DeadLetter(expansion.Expandable):
 
 
 class DeadLetterPage(described.DescribedModel):
-    """The fields beside the items of a page of dead letters. The items are in the order of the archive."""
+    """The fields beside the items of a page of dead letters. The item that was archived first is first."""
 
     next_cursor: str
     """Cursor after this page. It stays valid for dead letters that are archived later, and skips none."""
@@ -148,7 +148,7 @@ def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
 
 
 def position(call: Call) -> int:
-    """Return the position of the dead letter that the request's path names; raise Refused with 404 if its id is no position."""
+    """Return the id of a dead letter in the request's path, as a position. Raise Refused with 404 if the id is no position."""
     text = call.path["letter_id"]
     if not text.isdecimal() or int(text) > archive_positions.MAX_POSITION:
         raise problems.not_found("dead letter")
@@ -156,7 +156,7 @@ def position(call: Call) -> int:
 
 
 def existing_letter(call: Call) -> ArchivedDeadLetter:
-    """Return the dead letter of the path, in any state.
+    """Return the dead letter that the request's path names, in any state.
 
     Raise Refused with 404 if it does not exist, and with 422 if `customer` is missing or is not the key's own.
     """
@@ -182,7 +182,7 @@ def shown(letter: ArchivedDeadLetter, expanded: expansion.Expanded | None = None
 def list_(call: Call) -> DeadLetters | LongPoll:
     """Return a page of waiting dead letters.
 
-    Return a long poll instead if the request has `wait_s`, and no dead letter matches on this page or a later one.
+    Return a long poll instead if the request has `wait_s`, the page is empty, and its `has_more` is False.
     """
     wanted, customer_id = call.query_as(DeadLetterPageQuery), customer_of(call)
     asked, (place, is_backwards) = selection(wanted), archive_positions.letter_start(wanted.cursor)
@@ -201,9 +201,9 @@ def list_(call: Call) -> DeadLetters | LongPoll:
 def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, total: counts.Count | None) -> LetterPageFields:
     """Return the cursors and the total of a page.
 
-    `asked_cursor` is the cursor of the request. The page has the dead letters after the cursor, or before it if the cursor is a
-    `previous_cursor`. It has all matches between the cursor and the position `until`. `has_further`: there may be more matches
-    beyond `until`.
+    `asked_cursor` is the cursor of the request. None: the page is the first. The page has the dead letters after the cursor, or
+    before it if the cursor is a `previous_cursor`. The page has all matches between the cursor and the position `until`.
+    `has_further`: there may be more matches beyond `until`. `total` None: the request does not ask for the total.
     """
     place, is_backwards = archive_positions.letter_start(asked_cursor)
     if is_backwards:
@@ -222,7 +222,7 @@ def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, tota
 def _fitting(
     call: Call, page: archived_dead_letters.LetterPage, expand: str | None, *, is_backwards: bool
 ) -> tuple[list[DeadLetter], int, bool]:
-    """Return the dead letters of a page that fit into one answer, in order, and `until` and `has_more` for these dead letters.
+    """Return the dead letters of a page that fit into one answer, in order. Also return `until` and `has_more` of this part.
 
     Expanded endpoints may make the page too large. Then only the dead letters nearest to the request's cursor are returned.
     """

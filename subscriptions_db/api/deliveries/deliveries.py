@@ -1,4 +1,4 @@
-"""Search the deliveries of the last days, and return one with its attempts.
+"""Search the deliveries of the last days, and return one delivery with its attempts.
 
 Runs in the API.
 """
@@ -37,11 +37,11 @@ class DeliveryQuery(record_pages.RecordQuery, expansion.ExpandQuery):
 
 
 class OneDeliveryQuery(CustomerQuery, expansion.ExpandQuery):
-    """The customer that owns the delivery, and the ids that the answer also shows as whole resources."""
+    """The customer that owns the delivery, and whether the answer also has the whole endpoint of the delivery."""
 
 
 class Delivery(expansion.Expandable):
-    """One event due to one subscription, or a batch, with its present status."""
+    """One event due to one subscription, or one batch of events for an endpoint, with its present status."""
 
     webhook_id: str
     """The `webhook-id` of the delivery, which is equal for all its attempts."""
@@ -116,7 +116,7 @@ def list_(call: Call) -> Deliveries:
 
 
 def get(call: Call) -> DeliveryHistory:
-    """Return a delivery with its attempts. Raise Refused with 404 if the archive has no records of it."""
+    """Return a delivery with its newest attempts. Raise Refused with 404 if the archive has no records of the delivery."""
     customer_id, webhook_id = dead_letters.customer_of(call), call.path["webhook_id"]
     found = deliveries.get(call.connection, customer_id, webhook_id)
     if found is None:

@@ -63,7 +63,7 @@ def detail_of(status: EndpointStatus, *, awaits_permission: bool) -> str:
 
 
 def recover(call: Call) -> RecoveredEndpoint:
-    """Request the redrive of an endpoint's waiting dead letters since a time, at most `limit`.
+    """Request the redrive of an endpoint's waiting dead letters that were dead-lettered at `since` or later, at most `limit`.
 
     Raise Refused with 404 if there is no such endpoint.
     """

@@ -110,7 +110,7 @@ class SettledReceipt(described.DescribedModel):
 class SettledLetters(described.DescribedModel):
     """The dead letters that the request acked, nacked or extended, and the result of each receipt handle.
 
-    `letters` has no dead letter whose receipt handle was refused. `results` gives the reason of each refusal.
+    `letters` has the dead letters whose receipt handles were not refused. `results` gives the reason of each refusal.
     """
 
     letters: list[str]
@@ -122,9 +122,10 @@ class SettledLetters(described.DescribedModel):
 
 
 def lease(call: Call) -> LeasedDeadLetters | LongPoll:
-    """Lease dead letters to a poller, or start a long poll if there is none and the request has `wait_s`.
+    """Lease dead letters to a poller.
 
-    Raise Refused with 404 if there is no such consumer.
+    Return a long poll instead if the request has `wait_s`, no dead letter was leased, and `has_more` is False. Raise Refused
+    with 404 if there is no such consumer, and with 422 if `customer` is missing or is not the key's own.
     """
     wanted, now = call.body_as(LeaseRequest), dt.datetime.now(dt.UTC)
     try:
@@ -173,7 +174,7 @@ def extend(call: Call) -> SettledLetters:
 
 
 class _Settle(Protocol):
-    """A function of receipts.py. It returns one result for each receipt handle, in order."""
+    """The type of `ack`, `nack` and `extend` of receipts.py: they return one result for each receipt handle, in order."""
 
     def __call__(
         self,

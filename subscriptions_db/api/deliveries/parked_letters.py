@@ -57,7 +57,7 @@ class UnparkRequest(NoParameters):
 
 
 class UnparkedDeadLetters(described.DescribedModel):
-    """The ids of the dead letters that the consumer gets again.
+    """The ids of the dead letters that the request has unparked.
 
     An id is missing if the dead letter was not parked, or, with `has_more`, if it is still parked.
     """

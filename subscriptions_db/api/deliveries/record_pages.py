@@ -1,6 +1,6 @@
 """Define the search criteria that attempts and deliveries share, and compute the cursors and the totals of their pages.
 
-The newest are first. A client can page to older and back to newer ones. Runs in the API.
+Each page has its newest attempts or deliveries first. A client can page to older ones, and back to newer ones. Runs in the API.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def fields(
 ) -> PageFields:
     """Return the cursors of a page and its total.
 
-    `places` are the positions of the page's rows, that of the row nearest to the request's cursor first; without a cursor, that
-    of the newest. `further` is the position at which a search for older rows continues, or with a `previous_cursor` a search
-    for newer rows. None: no row follows. `count` returns the total, and is called only if the request asks for it.
+    `places` has the positions of the page's rows. First comes the row nearest to the request's cursor, or without a cursor the
+    newest row. `further` is the position at which a search for older rows continues, or with a `previous_cursor` a search for
+    newer rows. None: there are no such rows. `count` returns the total, and is called only if the request asks for the total.
     """
     start, total = wanted.start(), count() if wanted.total else None
     nearest = places[0] if places else start.place.beside(is_newer=start.is_backwards)

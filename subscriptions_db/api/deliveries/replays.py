@@ -29,7 +29,7 @@ NEWEST = 2**62
 
 
 class NewReplay(NoParameters):
-    """The events to deliver again: those of a time range in Kafka that match the present subscriptions."""
+    """The events to deliver again: those of a time range in Kafka that match the endpoint's present subscriptions."""
 
     since: AwareDatetime
     """Events appended to Kafka at this time or later."""
@@ -101,11 +101,10 @@ class ReplayQuery(CustomerQuery, ListQuery, expansion.ExpandQuery):
 def create(call: Call) -> Replay:
     """Request the replay of a time range for an endpoint.
 
-    Raise Refused:
+    Raise RegistrationError if the time range is not allowed. Raise Refused:
 
     * 404: there is no such endpoint.
     * 409: another replay of a time range for the endpoint is unfinished, or the customer has MAX_UNFINISHED unfinished replays.
-    * 422: the time range is not allowed (raised as RegistrationError).
     * 429: the customer's quota of dead letters is used up. An operator's key gets no 429.
     """
     wanted, endpoint_id, now = call.body_as(NewReplay), call.path["endpoint_id"], dt.datetime.now(dt.UTC)
@@ -175,7 +174,7 @@ def list_(call: Call) -> Replays:
 
 
 def _number(text: str) -> int:
-    """Return the number of the replay in a cursor; NEWEST if `text` is empty. Raise RegistrationError for an invalid cursor."""
+    """Return the replay number in the decoded cursor `text`; NEWEST if it is empty. Raise RegistrationError for other texts."""
     if not text:
         return NEWEST
     if not text.isdecimal():
@@ -194,12 +193,12 @@ def get(call: Call) -> Replay:
 
 
 def cancel(call: Call) -> Replay:
-    """Cancel a replay: no further deliveries are enqueued.
+    """Cancel a replay: no further deliveries are enqueued. Deliveries that are enqueued already are still delivered.
 
     Raise Refused:
 
     * 404: there is no such replay.
-    * 409: the replay is finished.
+    * 409: the replay is done, failed or cancelled.
     * 422: `customer` is missing or is not the key's own.
     """
     before = _found(call)

@@ -56,7 +56,7 @@ class CustomerStatisticsQuery(CustomerQuery, StatisticsQuery):
 class Percentiles(described.DescribedModel):
     """Times in milliseconds that 50 %, 90 % and 99 % of the values do not exceed.
 
-    Estimates, at most 10 % off between 1 ms and 12 days.
+    These times are estimates: at most 11 % off between 1 ms and 12 days.
     """
 
     p50: float
@@ -68,7 +68,11 @@ class Percentiles(described.DescribedModel):
 
 
 class DeliveryCounts(described.DescribedModel):
-    """Counts of deliveries and attempts in a time range. An attempt counts in the hour in which it started."""
+    """Counts of deliveries and attempts in a time range.
+
+    An attempt, and a delivery that it delivered, counts in the hour in which the attempt started. A skipped or dead-lettered
+    delivery counts in the hour in which it was skipped or dead-lettered.
+    """
 
     delivered: int
     """Deliveries that an endpoint accepted. A delivery that was accepted twice counts twice. Of a batch, each event counts."""

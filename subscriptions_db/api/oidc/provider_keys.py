@@ -97,9 +97,9 @@ class ProviderKeys:
     async def find(self, kid: str | None, algorithm: str) -> jwk.RSAKey | jwk.ECKey | None:
         """Return the key of a token; None if the provider had no such key when its keys were read last.
 
-        The keys are read again first if they are too old or lack the key. A read begins only `read_every_s` after the start of
-        the last one. Raise Refused with 503 if the last read failed and the key is not there. A token without `kid` has a key
-        only if the provider has just one for the algorithm.
+        The keys are read again first if they are older than MAX_AGE_S, or lack the key. A read begins only `read_every_s`
+        after the start of the last one. Raise Refused with 503 if the last read failed and the key is not known. A token
+        without `kid` has a key only if the provider has just one for the algorithm.
         """
         if not self.are_usable():
             await self.read()
@@ -112,7 +112,10 @@ class ProviderKeys:
         return found
 
     def are_usable(self) -> bool:
-        """Return True if there are keys, at most MAX_AGE_S old. If they are older than REFRESH_S, begin a background read."""
+        """Return True if there are keys, at most MAX_AGE_S old.
+
+        If the keys are older than REFRESH_S, begin a background read, but not within `read_every_s` of the last read's start.
+        """
         age_s = self._clock() - self._read_at
         if age_s > REFRESH_S:
             self._begin()
@@ -121,8 +124,8 @@ class ProviderKeys:
     async def read(self) -> None:
         """Read the keys, or wait for a read that is running.
 
-        Do nothing if the last read has ended, and began less than `read_every_s` ago. A failure is logged, unless the read
-        before failed too.
+        Do nothing if the last read has ended, and began less than `read_every_s` ago. A failed read raises nothing, and is
+        logged unless the read before failed too.
         """
         self._begin()
         if self._reading is not None:
@@ -194,7 +197,8 @@ class ProviderKeys:
     async def _document(self, session: aiohttp.ClientSession, url: str) -> Mapping[str, Any]:
         """Return a JSON object of the provider.
 
-        Raise ValueError if the answer has another status than 200, is larger than MAX_BYTES, or is no JSON object.
+        Raise ValueError if the answer has another status than 200, is larger than MAX_BYTES, is no JSON object, or is nested
+        too deeply.
 
         Redirects are not followed: they would lead to a server that nobody named.
         """

@@ -1,7 +1,7 @@
 """Verify tokens of the OpenID Connect provider: signature, issuer, audience and times. Return the principal of a token.
 
-Runs in the API, on its event loop. A verified token is cached at most until it expires or the provider's keys change. The cache
-has digests, no tokens. No refusal and no log line quotes a token.
+Runs in the API, on its event loop. A verified token is cached at most until `oidc.leeway_s` after its expiry, or until the
+provider's keys change. The cache has digests, no tokens. No refusal and no log line quotes a token.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TokenVerifier:
 
         * 401: the token is not valid.
         * 403: the token gives no scope.
-        * 503: the keys of the provider cannot be read.
+        * 503: the token's key is not known, and the keys of the provider cannot be read.
         """
         claims = await self._claims(text)
         principal = Principal(PREFIX + self._subject(claims), None, self._scope(claims))
@@ -84,7 +84,8 @@ class TokenVerifier:
     async def _claims(self, text: str) -> dict[str, Any]:
         """Return the claims of a token.
 
-        Raise Refused with 401 if the token is not valid, and with 503 if the keys of the provider cannot be read.
+        Raise Refused with 401 if the token is not valid. Raise it with 503 if the token's key is not known, and the keys of the
+        provider cannot be read.
         """
         if not text.isascii():
             _refuse(f"the token is no JWT: {_SEND_ACCESS_TOKEN}")
@@ -121,7 +122,8 @@ class TokenVerifier:
     def _checked(self, payload: bytes) -> dict[str, Any]:
         """Return the claims in a payload.
 
-        Raise Refused if the token is of another issuer or for another API, has expired, or is not valid yet.
+        Raise Refused with 401 if the payload is no JSON object, or lacks `iss`, `aud` or `exp`. Raise it too if the token is of
+        another issuer or for another API, has expired, or is not valid yet.
         """
         rules = jwt.JWTClaimsRegistry(
             now=int(self._now()),
@@ -168,9 +170,9 @@ class TokenVerifier:
 
 
 def _values(claims: Mapping[str, Any], claim: str) -> set[str]:
-    """Return the texts in a claim, found by its name or by a dotted path. Pure.
+    """Return the texts in a claim; empty if it has none. `claim` is the name of the claim, or a dotted path to it. Pure.
 
-    A claim of one text gives the text and each of its words.
+    A claim of one text gives the text and each of its words. A claim with a list gives the texts of the list.
     """
     found: Any = claims.get(claim)
     if found is None:

@@ -52,8 +52,8 @@ class EventsOfBody(NamedTuple):
 def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:
     """Return the events of a body. `content_type` is without parameters.
 
-    Raise Refused with 413 for more than MAX_EVENTS events, with 415 if no case fits, and with 422 for a malformed body or
-    header.
+    Raise Refused with 413 for more than MAX_EVENTS events, with 415 if no case fits, and with 422 for a malformed array or
+    header. The body of a single event is not parsed here.
 
     The first case that fits decides:
     1. `application/cloudevents-batch+json` is an array of CloudEvents.
@@ -84,7 +84,7 @@ def read(content_type: str, headers: RawHeaders, body: bytes) -> EventsOfBody:
 def _items(body: bytes) -> list[bytes]:
     """Return the items of a JSON array with their bytes unchanged.
 
-    Raise Refused if the body is no JSON array, or has more than MAX_EVENTS items.
+    Raise Refused with 422 if the body is no JSON array, and with 413 if it has more than MAX_EVENTS items.
     """
     try:
         items = _ARRAY.decode(body)
@@ -102,7 +102,7 @@ def _items(body: bytes) -> list[bytes]:
 def _binary(headers: RawHeaders) -> Headers:
     """Return the record's headers for a CloudEvent in binary mode; empty if the request has no `ce-` header.
 
-    Raise Refused for a repeated `ce-` header, or for such headers without `ce-specversion`.
+    Raise Refused with 422 for a repeated `ce-` header, or for `ce-` headers without `ce-specversion`.
     """
     found: dict[str, bytes] = {}
     content_type: bytes | None = None
@@ -129,7 +129,7 @@ def _payload(body: bytes, headers: dict[str, bytes]) -> bytes | None:
 
 
 def _unquoted(value: bytes) -> bytes:
-    """Return the value of an attribute from its header: without quotes, and percent-decoded (section 3.1.3.2)."""
+    """Return an attribute's value from its header: without quotes, and percent-decoded (HTTP Protocol Binding, 3.1.3.2)."""
     value = value.strip()
     if len(value) > 1 and value[:1] == value[-1:] == b'"':
         value = _ESCAPED.sub(rb"\1", value[1:-1])

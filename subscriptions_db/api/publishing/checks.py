@@ -5,7 +5,7 @@ Runs in the API. The job's own parser checks each event. The job rejects an even
 1. The tenant is not registered or not active. No check asks Postgres.
 2. `source.reused_ids` is `rejected`, and an event with the same source and id had another payload.
 
-The API refuses two kinds of events that the job takes:
+Beside events that their key may not publish, the API refuses two kinds of events that the job takes:
 
 1. An event without an id: its publisher could not repeat it.
 2. A payload with a schema's id in a topic of the schema registry: no check asks the schema registry.
@@ -175,9 +175,10 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
 
 
 def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
-    """Return an event's type; empty if it is missing, or neither text nor a whole number.
+    """Return an event's type as text; empty if the type is missing, or neither text nor a whole number.
 
-    The parser refuses a type of another kind.
+    The result is also empty if no header has the type, and the value is missing or not JSON. The parser refuses such an event.
+    It also refuses a type of another kind.
     """
     headers = dict(unchecked.headers)
     if "ce_type" in headers:

@@ -2,8 +2,8 @@
 
 Runs in the API, on its event loop. The process counts the events itself, so no request waits for Postgres. Each second the
 process adds its counts to those of the other processes in Postgres, and reads the sums. So all processes together may exceed a
-quota by the events of about a second, and by the requests in flight. If a connection breaks while Postgres commits, the counts
-may be added twice.
+quota by the events of about a second, and by the requests in flight. While Postgres takes no counts, each process knows only
+its own new events, so the excess is larger. If a connection breaks while Postgres commits, the counts may be added twice.
 
 A publisher can invent tenants. So each process counts a bounded number of tenants, and Postgres has the counts of registered
 tenants only. An event of a tenant that is not registered is due to nobody. Each process counts the events of such a tenant
@@ -94,7 +94,7 @@ class DailyQuotas:
         """Raise Refused with 429 if one of the tenants has reached its quota. `Retry-After` is the rest of the day.
 
         A request whose tenants are all below their quotas is accepted whole, also if its events exceed a quota. The sum and the
-        quota of a refused tenant are read again.
+        quota of a refused tenant are read again soon, because the operator may have raised the quota.
         """
         if not self.is_on:
             return
@@ -154,7 +154,10 @@ class DailyQuotas:
         return (midnight - now).total_seconds()
 
     def _add(self, events: Mapping[TenantId, int]) -> None:
-        """Add events of today to the pending counts, and write them later."""
+        """Add the events of each tenant to the pending counts of today, and write the counts later.
+
+        With 0 events, only the tenant's sum and quota are read again. Beyond `max_pending`, the oldest counts are forgotten.
+        """
         day = self._today()
         self._pending.update({(day, tenant): count for tenant, count in events.items()})
         for oldest in list(itertools.islice(self._pending, max(0, len(self._pending) - self._max_pending))):
@@ -163,9 +166,9 @@ class DailyQuotas:
             self._writing = asyncio.create_task(self._write_pending())
 
     async def _write_pending(self) -> None:
-        """Write the counts that were collected in each `WRITE_AFTER_S`, until none is pending.
+        """Collect counts for `write_after_s` seconds and write them together; repeat this until no count is pending.
 
-        Write failed counts again later, unless the server stops.
+        Write failed counts again after `retry_after_s` seconds, unless the server stops.
         """
         wait_s = self._write_after_s
         while self._pending:
@@ -197,7 +200,7 @@ class DailyQuotas:
             self._take(counts, sums)
 
     def _take(self, counts: Counts, sums: Sums) -> None:
-        """Remember the sums of written counts.
+        """Remember the sums and the own quotas of the tenants whose counts were written.
 
         A tenant without a sum is not registered. Its sum is the counts of this process.
         """

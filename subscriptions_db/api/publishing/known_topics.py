@@ -40,9 +40,9 @@ class KnownTopics:
         self._reading: asyncio.Task[errors.KafkaUnavailable | None] | None = None
 
     async def missing(self, wanted: frozenset[str]) -> frozenset[str]:
-        """Return those of `wanted` that Kafka did not have at the last reading. Concurrent calls share one reading.
+        """Return those of `wanted` that Kafka did not have at the last successful reading. Concurrent calls share one reading.
 
-        Raise KafkaUnavailable if a reading is needed and fails, and the last reading did not have all of `wanted`.
+        Raise KafkaUnavailable if one of `wanted` was not known before the call, and the reading for which it waits fails.
         """
         are_known = wanted <= self._names
         age_s = self._clock() - self._read_at

@@ -132,9 +132,9 @@ class EventProducer:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="topics")
 
     def close(self) -> None:
-        """Wait until a running call of `topics` ends, and then until Kafka has confirmed the events of each client.
+        """Wait until a running call of `topics` ends. Then wait for Kafka's confirmations of the events of each client.
 
-        The second wait takes up to CLOSE_TIMEOUT_S for each client.
+        The second wait takes at most CLOSE_TIMEOUT_S for each client, also if events are still unconfirmed.
         """
         self._thread.shutdown()
         for client in self._polled.union(self._current.values()):
@@ -190,7 +190,7 @@ class EventProducer:
         return [event.event_id for event in events]
 
     async def _submit(self, events: Mapping[int, Publication], refused: set[int], *, is_alone: bool = False) -> _Submission:
-        """Write events, and return their submission, with the failures, when each event is confirmed or has failed.
+        """Write events. When each event is confirmed or has failed, return the submission, which has the failures.
 
         With `is_alone`, each event is a record batch of its own.
 
@@ -272,7 +272,8 @@ def _failed(
 ) -> problems.Refused | errors.KafkaUnavailable:
     """Return the error for a request with failed events. Both arguments have events by their indexes in the request.
 
-    If Kafka would refuse an event again, the error names the first such event, and this function logs it.
+    If Kafka would refuse an event again, return Refused, which names the first such event, and log this refusal. Else return
+    KafkaUnavailable.
     """
     for index, failure in sorted(failures.items()):
         if (refusal := failure.refusal) is not None:

@@ -30,7 +30,9 @@ Sums = Mapping[tuple[dt.date, TenantId], TenantSum]
 
 
 def add(connection: connect.Connection, counts: Counts, today: dt.date) -> Sums:
-    """Add the counts of registered tenants, and return their sums. Delete the counts of days before yesterday.
+    """Add the counts of registered tenants. Return the sum of each day and tenant in `counts`, without unregistered tenants.
+
+    Delete the counts of days before yesterday.
 
     Call in a transaction. The rows are locked in one order, so concurrent calls wait for each other and do not deadlock.
     """

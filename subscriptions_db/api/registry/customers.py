@@ -1,4 +1,4 @@
-"""List, change and delete customers, their quotas, and their grants: tenants to whose events a customer may subscribe itself.
+"""List, change and delete customers, their quotas and their grants: tenants to whose events a customer may subscribe by itself.
 
 Runs in the API. Operators change customers; a customer's key reads its own customer.
 """
@@ -21,7 +21,7 @@ MAX_QUOTA = 2**31 - 1
 
 
 class TenantGrants(parts.ManifestPart):
-    """The tenants to whose events a customer may subscribe itself. Subscriptions made by the operator need no grant."""
+    """The tenants to whose events a customer may subscribe by itself. Subscriptions made by the operator need no grant."""
 
     everything: bool = False
     """All tenants, present and future."""
@@ -30,7 +30,7 @@ class TenantGrants(parts.ManifestPart):
 
 
 class Quotas(parts.ManifestPart):
-    """Maximum rows of a customer. A quota bounds what the customer asks for itself; the operator may exceed the quota."""
+    """The quotas of a customer, which bound requests with the customer's keys. The operator may exceed a quota."""
 
     endpoints: Annotated[int, Field(ge=0, le=MAX_QUOTA)] | None = None
     """Maximum endpoints. Null: `api.max_endpoints_per_customer`."""
@@ -41,7 +41,7 @@ class Quotas(parts.ManifestPart):
 
 
 class CustomerFields(parts.ManifestPart):
-    """The fields of a customer. An omitted `may_subscribe_to` or `quotas` stays unchanged."""
+    """The fields of a customer. An omitted `may_subscribe_to` or `quotas` stays unchanged. An omitted `name` becomes empty."""
 
     name: manifest.Name = ""
     """The name, for people."""

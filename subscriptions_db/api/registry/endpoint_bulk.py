@@ -116,15 +116,16 @@ class ChangedEndpoints(described.DescribedModel):
 def change(call: Call) -> ChangedEndpoints:
     """Change the endpoints that a request names.
 
-    1. Lock all of them in the order of their ids. A wait for a lock ends after a second, with 503.
+    1. Lock the next `limit` of them, in the order of their ids. A wait for a lock ends after a second, with 503.
     2. Leave out endpoints that no longer match the criteria.
     3. Change each endpoint whose state allows the action, and write an audit entry for it.
     4. In a dry run, roll the changes back.
 
     Raise Refused:
 
-    * 403: the answer would show stored values to a key that reads nothing.
+    * 403: a key of scope `write_only` asks for more than it may read (see `_require_shown`).
     * 422: the request does not name the endpoints in exactly one way, or `customer` is missing or is not the key's own.
+    * 422: the request has `rotation` with another action than `rotate_secret`, or a `previous_cursor`.
     """
     wanted = call.body_as(EndpointsToChange)
     _require_one_way(wanted)
@@ -162,7 +163,7 @@ def _require_one_way(wanted: EndpointsToChange) -> None:
 
 
 def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
-    """Raise Refused with 403 if the answer would show stored values to a key that reads nothing.
+    """Raise Refused with 403 if a key of scope `write_only`, which reads nothing, asks for one of these.
 
     1. A rotation: nobody would see the new secrets.
     2. A search: the answer has the ids that match, and so shows URLs, descriptions, metadata and statuses.
@@ -179,7 +180,10 @@ def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
 
 
 def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[str], bool]:
-    """Return the ids of the request's endpoints in order, and True if more endpoints match."""
+    """Return the ids of the request's next endpoints, at most `limit`, in order; and True if more endpoints follow.
+
+    Raise Refused with 422 for a `previous_cursor`.
+    """
     place = cursors.place(wanted.cursor)
     if place.is_end:  # a `previous_cursor` of a list: the request would begin again at the first endpoint
         raise problems.invalid(("cursor", "is not a cursor of this request: send `next_cursor` of its last answer, unchanged"))

@@ -67,7 +67,7 @@ def create(call: Call) -> CreatedEndpoints:
 
     * 403: the key is limited to endpoints.
     * 422: an entry or the customer is wrong. The answer names each wrong entry by its index.
-    * 429: the endpoints exceed the customer's quota.
+    * 429: the endpoints exceed the customer's quota. An operator's key gets no 429.
 
     A dry run writes the endpoints too and rolls them back, so the database checks them as well.
     """

@@ -47,7 +47,7 @@ def create(call: Call) -> schemas.CreatedEndpoint:
     * 403: the key is limited to endpoints.
     * 409: the id is taken.
     * 422: `customer` is missing or is not the key's own, or a customer's key chooses an id.
-    * 429: the customer's quota of endpoints is used up.
+    * 429: the customer's quota of endpoints is used up. An operator's key gets no 429.
     """
     require_may_create(call)
     document = dict(call.document)
@@ -60,14 +60,16 @@ def create(call: Call) -> schemas.CreatedEndpoint:
 
 
 def require_may_create(call: Call, count: int = 1) -> None:
-    """Raise Refused with 403 for a limited key, and with 429 if `count` more endpoints exceed the customer's quota."""
+    """Raise Refused with 403 for a limited key, and with 429 if `count` more endpoints exceed the quota of a customer's key."""
     if call.principal.endpoints is not None:
         raise problems.Refused(403, "a key that is limited to endpoints does not create others: use a key without a limit")
     crud.require_quota(call, "endpoint", call.bounds.max_endpoints_per_customer, adding=count)
 
 
 def update(call: Call) -> schemas.Endpoint:
-    """Change the given fields of an endpoint, and keep all its other fields and its secrets.
+    """Change the given fields of an endpoint, each in full, and keep its other fields and its signing secrets.
+
+    A given `auth` or `tls` replaces the stored one together with its secret. An omitted `auth` or `tls` keeps its secret.
 
     Raise RegistrationError if the fields are refused, and SealError if a secret that is kept cannot be opened. Raise Refused:
 
@@ -88,7 +90,7 @@ def update(call: Call) -> schemas.Endpoint:
 
 
 def _require_credentials_anew(call: Call, before: dict[str, Any], *, is_auth_kept: bool) -> None:
-    """Raise Refused with 422 if a key that reads nothing moves stored credentials to another origin.
+    """Raise Refused with 422 if a key of scope `write_only`, which reads nothing, moves stored credentials to another origin.
 
     Requests carry the secret of `auth` and the values of `headers`, so the new server would show them to the sender of the
     change. `tls` may stay: TLS never sends its private key.
@@ -138,7 +140,7 @@ def pause(call: Call) -> schemas.Endpoint:
 
     * 404: there is no such endpoint.
     * 409: the endpoint is disabled.
-    * 412: `If-Match` or `If-None-Match` does not hold.
+    * 412 or 422: `If-Match` or `If-None-Match` does not hold, or is malformed.
     """
     return _set_status(call, EndpointStatus.PAUSED, unless=EndpointStatus.DISABLED)
 
@@ -150,7 +152,7 @@ def resume(call: Call) -> schemas.Endpoint:
 
     * 404: there is no such endpoint.
     * 409: the endpoint is disabled, or its receiver has not permitted deliveries.
-    * 412: `If-Match` or `If-None-Match` does not hold.
+    * 412 or 422: `If-Match` or `If-None-Match` does not hold, or is malformed.
     """
     return _set_status(call, EndpointStatus.ACTIVE, unless=EndpointStatus.DISABLED)
 
@@ -162,7 +164,7 @@ def enable(call: Call) -> schemas.Endpoint:
 
     * 404: there is no such endpoint.
     * 409: the receiver has not permitted deliveries.
-    * 412: `If-Match` or `If-None-Match` does not hold.
+    * 412 or 422: `If-Match` or `If-None-Match` does not hold, or is malformed.
     """
     return _set_status(call, EndpointStatus.ACTIVE)
 
@@ -173,7 +175,7 @@ def disable(call: Call) -> schemas.Endpoint:
     Raise Refused:
 
     * 404: there is no such endpoint.
-    * 412: `If-Match` or `If-None-Match` does not hold.
+    * 412 or 422: `If-Match` or `If-None-Match` does not hold, or is malformed.
     """
     return _set_status(call, EndpointStatus.DISABLED, reason=call.body_as(schemas.DisableEndpoint).reason)
 
@@ -198,8 +200,8 @@ def change_status(
 ) -> bool:
     """Set the status of an endpoint that the caller has locked; return True if the status or the reason has changed.
 
-    Raise Refused with 409 if the present status is `unless`, or if `status` is active and the receiver has not permitted
-    deliveries.
+    In this case, write an audit entry. Raise Refused with 409 if the present status is `unless`, or if `status` is active and
+    the receiver has not permitted deliveries.
     """
     if before["status"] == unless:
         raise problems.Refused(409, "the endpoint is disabled: enable it first")
@@ -214,10 +216,10 @@ def change_status(
 
 
 def rotate(call: Call) -> schemas.RotatedSecret:
-    """Create a new signing secret; the earlier secrets sign too until the overlap ends.
+    """Create a new signing secret. The earlier secrets sign too until the overlap ends, or until an earlier overlap ends.
 
-    Raise Refused with 404 if there is no such endpoint, and with 412 if `If-Match` or `If-None-Match` does not hold. Raise
-    RegistrationError if the endpoint would have more than five valid signing secrets.
+    Raise Refused with 404 if there is no such endpoint. Raise it with 412 if `If-Match` or `If-None-Match` does not hold, and
+    with 422 if it is malformed. Raise RegistrationError if the endpoint would have more than five valid signing secrets.
     """
     before = crud.locked_row(call, "endpoint", _id(call))
     crud.require_conditions(call, get)
@@ -227,7 +229,8 @@ def rotate(call: Call) -> schemas.RotatedSecret:
 def rotate_locked(call: Call, endpoint_id: str, before: dict[str, Any], wanted: schemas.RotateSecret) -> schemas.RotatedSecret:
     """Create a new signing secret for an endpoint that the caller has locked, and write the audit entry.
 
-    Raise RegistrationError if the endpoint would have more than five valid signing secrets.
+    Raise RegistrationError if the endpoint would have more than five valid signing secrets. The caller must then roll back,
+    because the ends of the earlier secrets are set already.
     """
     overlap = dt.timedelta(seconds=wanted.overlap_s)
     rotated = rotation.rotate_in_transaction(call.connection, call.ring, endpoint_id, scheme=wanted.scheme, overlap=overlap)

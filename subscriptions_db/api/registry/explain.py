@@ -38,7 +38,7 @@ def _checked(named: dict[str, Attribute]) -> dict[str, Attribute]:
 
 
 def _opaque(media_type: str | None) -> str | None:
-    """Return the media type of an opaque payload; raise ValueError for JSON and for a text that is no media type."""
+    """Return the media type unchanged; None stands for JSON. Raise ValueError for a JSON type, or a text that is no type."""
     if media_type is not None and (opaque.is_json(media_type) or not opaque.is_media_type(media_type)):
         raise ValueError("must be a media type other than JSON, such as text/xml; leave it out for JSON")
     return media_type
@@ -105,7 +105,7 @@ class Explanations(described.DescribedModel):
 
 
 def for_endpoint(call: Call) -> Explanations:
-    """Explain an event for the first MAX_EXPLAINED subscriptions of an endpoint.
+    """Explain an event for the first MAX_EXPLAINED subscriptions of an endpoint, sorted by id.
 
     Raise Refused with 404 if there is no such endpoint.
     """

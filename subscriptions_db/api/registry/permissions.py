@@ -38,10 +38,10 @@ class PermitResult(described.DescribedModel):
 
 
 def validate(call: Call) -> PendingQuestion:
-    """Prepare a question for permission, whatever the endpoint's status. Later, the event loop records and sends the question.
+    """Prepare a question for permission, whatever the endpoint's status. Later, the question is recorded and then sent.
 
-    Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission or cannot be
-    used, or if the operator has set no `delivery.webhook_origin`.
+    Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission or is
+    quarantined, or if the operator has set no `delivery.webhook_origin`.
     """
     endpoint_id = call.path["endpoint_id"]
     row, asked = (
@@ -75,8 +75,8 @@ def _concluded(
 def permit(call: Call) -> PermitResult:
     """Record the permission that a receiver gives at the callback URL.
 
-    Raise Refused with 404 if the question is not open, and RegistrationError if the header with the rate is malformed. Only
-    the first answer to a question counts; a repeat returns the recorded permission.
+    Raise Refused with 404 if the question is not open. Raise RegistrationError if the header `WebHook-Allowed-Rate` is
+    malformed. Only the first answer to a question counts; a repeat returns the recorded permission.
     """
     endpoint_id, token = call.path["endpoint_id"], receiver_permission.digest(call.path["token"])
     per_minute = None if call.header is None else handshake.per_minute(call.header)

@@ -50,7 +50,10 @@ class RegistryDocument(described.DescribedModel):
 
 
 def follow(call: Call) -> SnapshotRequest:
-    """Return the newest revision, the reader's revision if the log of changes has it, and the reader's `wait_s`."""
+    """Return the newest revision, and the reader's `since` and `wait_s`.
+
+    `since` becomes None if the log of changes does not reach back to it.
+    """
     wanted = call.query_as(SnapshotQuery)
     known = registry_reader.revisions(call.connection, wanted.since or 0)
     since = Revision(wanted.since) if wanted.since is not None and known.reach_back else None

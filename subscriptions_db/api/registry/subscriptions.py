@@ -76,7 +76,7 @@ def create(call: Call) -> schemas.RegisteredSubscription:
 
     * 409: the id is taken.
     * 422: a tenant is not granted, a scope field has too many entries, or a customer's key chooses an id.
-    * 429: the customer's quota of subscriptions is used up.
+    * 429: the customer's quota of subscriptions is used up. An operator's key gets no 429.
     """
     crud.require_quota(call, "subscription", call.bounds.max_subscriptions_per_customer)
     document = dict(call.document)

@@ -32,7 +32,7 @@ class TenantQuery(schemas.TextQuery):
 
 
 class TenantFields(manifest.ManifestTenantFields):
-    """The fields of a tenant. Omitted `sub_tenants` or `quotas` stay unchanged."""
+    """The fields of a tenant. Omitted `sub_tenants` or `quotas` stay unchanged. Other omitted fields get their defaults."""
 
     quotas: TenantQuotas | None = None
     """The quotas of the tenant. Omitted or null: unchanged."""
@@ -97,6 +97,8 @@ def get(call: Call) -> Tenant:
 
 def put(call: Call) -> Tenant | routes.Created:
     """Create a tenant, or replace its fields. Omitted `sub_tenants` and `quotas` stay unchanged.
+
+    An omitted `name` becomes empty, and an omitted `status` becomes `active`.
 
     Raise RegistrationError for the tenant id of the platform itself. Raise Refused with 412 if `If-Match` or `If-None-Match`
     does not hold, and with 422 if it is malformed.

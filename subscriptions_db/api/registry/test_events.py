@@ -1,8 +1,10 @@
-"""Send a test event to an endpoint with the code of real deliveries: the same guard, signatures and limits.
+"""Send a test event to an endpoint with the code of real deliveries: the same guard, authentication and signatures.
 
-Runs in the API. The request's transaction builds the test event. The event loop checks the pace of the endpoint, has the audit
-entry written in a second transaction, and sends the test event afterwards: a slow endpoint must not occupy a connection to
-Postgres.
+The endpoint's own rate and its own timeout do not apply. The settings and server_bounds.py limit the attempt.
+
+Runs in the API. The request's transaction builds the test event. The event loop checks the rate of test events to the endpoint,
+has the audit entry written in a second transaction, and sends the test event afterwards. A slow endpoint must not occupy a
+connection to Postgres.
 """
 
 from __future__ import annotations
@@ -90,7 +92,7 @@ class TestEventSender:
         max_per_s: float = server_bounds.DEFAULT.test_events_per_s,
         max_at_once: int = server_bounds.DEFAULT.test_events_at_once,
     ) -> None:
-        """Each endpoint gets at most `max_per_s` test events and questions a second. All together, `max_at_once` are in flight.
+        """Each endpoint gets at most `max_per_s` test events and questions a second. At most `max_at_once` are in flight.
 
         An attempt takes at most `timeout_s`.
         """
@@ -107,7 +109,7 @@ class TestEventSender:
 
         Raise Refused, without a call of `record`:
 
-        * 429: the endpoint got another test event or question within the last second.
+        * 429: the endpoint would get more than `max_per_s` test events and questions a second.
         * 503: `max_at_once` test events and questions are in flight.
         """
         with self._within_limits(sending.delivery.endpoint.endpoint_id):
@@ -177,7 +179,7 @@ async def open_sender(
 
 
 def send(call: Call) -> PendingSend:
-    """Build a test event for an endpoint, whatever its status. Later, the event loop records and sends the test event.
+    """Build a test event for an endpoint, whatever its status. Later, the audit entry is written, and the test event is sent.
 
     Raise RegistrationError if the catalogue's example of the type cannot be sent. Raise Refused:
 

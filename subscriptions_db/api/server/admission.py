@@ -46,7 +46,10 @@ ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 
 
 class KeyRate(NamedTuple):
-    """The rate of a key, which can be read at any time, and the time at which the key expires."""
+    """The limits in which a request of a key or token counts, and the time at which the key expires.
+
+    `room` returns the present state of the limits.
+    """
 
     paces: tuple[limits.Pace, ...]
     """The limits that count the request. A request that publishes counts in two: as a request, and with its events."""
@@ -80,7 +83,7 @@ def note_tenants(request: web.Request, rooms: Iterable[Callable[[], limits.Room]
 def key_headers(request: web.Request) -> dict[str, str]:
     """Return the headers about the request's key or token; empty if none is known to be valid.
 
-    The headers say how many requests the key may send now, and when it expires, if that is soon.
+    The headers say how many requests the key may send now. If the key expires within keys.EXPIRES_SOON, they also say when.
     """
     rate = request.get(KEY_RATE)
     if rate is None:
@@ -124,9 +127,8 @@ class EventCharge:
     def cpu(self, seconds: float) -> None:
         """Let the request count as at least the events that the key's rate permits in `seconds` / MAX_CPU_SHARE.
 
-        `seconds` are the CPU time of the checks.
-
-        So the checks of one key's events take about the share MAX_CPU_SHARE of a core at most.
+        `seconds` is the CPU time of the checks. So the checks of one key's events take at most about the share MAX_CPU_SHARE
+        of a core.
         """
         self.events(math.ceil(seconds / MAX_CPU_SHARE * self._pace.per_second))
 
@@ -147,7 +149,9 @@ class Admission:
         cache_s: float = server_bounds.DEFAULT.key_cache_s,
         max_unknown_keys_per_s: float = MAX_UNKNOWN_KEYS_PER_S,
     ) -> None:
-        """`on_use` is called with the principal of each valid key that is read from Postgres: about once in `cache_s` a key.
+        """`on_use` is called with the principal of each valid key that is read from Postgres.
+
+        For a key in use, that is about once in `cache_s` seconds.
 
         `tokens` verifies tokens. None: every token is refused.
         """

@@ -220,7 +220,7 @@ class Api:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer every request, in time, and count it as in flight until the answer is sent."""
+        """Answer a request, with 503 when its timeout is over, and count it as in flight until the answer is sent."""
         self._in_flight += 1
         try:
             response = await self._answered(request, handler)
@@ -266,7 +266,7 @@ class Api:
 
 
 def _shown(request: web.Request, route: Route, status: int, headers: dict[str, str], document: dict[str, Any]) -> web.Response:
-    """Return the answer with a document, or 304 if the client has the resource already."""
+    """Return the answer with a document, or 304 if a GET's `If-None-Match` names the present `ETag`."""
     if route.resource is not None and route.has_etag:
         headers["etag"] = etags.of(document, route.resource)
         known = _header(request, "if-none-match") if route.may_answer_304 else None
@@ -276,7 +276,7 @@ def _shown(request: web.Request, route: Route, status: int, headers: dict[str, s
 
 
 def _add(app: web.Application, method: str, path: str, answer: Handler, *, has_head: bool = True) -> None:
-    """Add a route. A GET route answers HEAD too, unless it changes something: a link preview must not permit deliveries."""
+    """Add a route. With `has_head`, GET answers HEAD too. Callbacks have no HEAD: link previews must not permit deliveries."""
     app.router.add_route(method, path, answer)
     if method == "GET" and has_head:
         app.router.add_route("HEAD", path, answer)
@@ -371,7 +371,7 @@ def _header(request: web.Request, name: str) -> str | None:
 
 
 def _conditions(route: Route, request: web.Request) -> etags.Conditions:
-    """Return the request's conditions if its route may answer 412. Refuse any condition if `route.refuses_conditions`."""
+    """Return the conditions if the route may answer 412, else UNCONDITIONAL; raise Refused if the route refuses conditions."""
     if route.refuses_conditions:
         etags.require_none(request.headers)
     if not route.may_answer_412:

@@ -48,8 +48,8 @@ class ApiRequest:
     def digest(self, route: Route) -> bytes:
         """Return a digest of route, path, query, body and conditions, by which repeats of a request are recognised.
 
-        Requests by keys of scope `write_only` have other digests. Otherwise such a key could get a stored answer to another
-        key, which it may not read.
+        Requests by keys of scope `write_only` have other digests. Otherwise such a key could get the stored answer to a request
+        with another key, which it may not read.
         """
         asked: list[Any] = [
             route.name,
@@ -105,8 +105,8 @@ class RequestHandler:
 
         Raise Refused if the request is invalid, if the handler refuses it, or if an error of the platform prevents the answer.
 
-        If an equal request with the same `Idempotency-Key` was answered within a day, return that answer without its secrets,
-        and change nothing.
+        If an equal request with the same `Idempotency-Key` succeeded within a day, return its answer without the secrets, and
+        change nothing. The answer to a refused request is not stored.
         """
         with self._call(route, request) as call:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)
@@ -185,7 +185,10 @@ def _once(route: Route, request: ApiRequest, call: routes.Call) -> ApiAnswer:
 
 
 def _checked(route: Route, request: ApiRequest) -> tuple[pydantic.BaseModel, dict[str, Any], pydantic.BaseModel]:
-    """Return the validated query, the body as received, and the validated body. The route declares the types."""
+    """Return the validated query, the body as received, and the validated body; raise Refused if the types do not fit.
+
+    The route declares the types.
+    """
     kind = route.query
     try:
         asked = kind.model_validate(dict(request.query), context=request.deprecations)
@@ -242,7 +245,7 @@ def _without(document: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _row(request: ApiRequest) -> dict[str, Any]:
-    """Return the columns that name a stored answer.
+    """Return the columns by which Postgres finds a stored answer.
 
     For a limited key, the stored idempotency key is two digests with a space between them: of the key's endpoints, and of the
     request's idempotency key. The policy of row-level security compares the first digest.

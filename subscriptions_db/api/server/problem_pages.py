@@ -43,7 +43,7 @@ def markdown(code: str) -> str:
 
 
 def html_list() -> bytes:
-    """Return the page that lists all codes, as HTML. `#CODE` leads to the section of a code."""
+    """Return the page that lists all codes, as HTML. The fragment `#CODE` of its URL leads to the section of a code."""
     sections = (
         f'<h2 id="{code}"><a href="{problem_types.PATH}/{code}">{code}</a></h2><p>{html.escape(_meaning(code))}</p>'
         for code in TYPES
@@ -74,7 +74,7 @@ def _meaning(code: str) -> str:
 
 
 def _example(code: str) -> str:
-    """Return an example of an answer with the code: the status, the headers of its own, and the problem document.
+    """Return an example of an answer with the code: the status, `Content-Type`, the refusal's headers and the problem document.
 
     The problem document is indented JSON.
     """

@@ -107,8 +107,8 @@ class Publishing:
     ) -> dict[str, Any]:
         """Return the answer when Kafka has confirmed all events of the request.
 
-        Raise Refused if the request is not admitted or not valid, if a quota or a rate is reached, or if Kafka does not confirm
-        all events.
+        Raise Refused if publishing is off, if the request is not admitted or not valid, if a quota, a rate or the maximum of
+        bytes is reached, or if Kafka does not confirm all events.
 
         Add the deprecations of the request's parameters to `deprecations`.
         """
@@ -165,7 +165,7 @@ class Publishing:
     async def _checked(
         self, request: web.Request, topic: str | None, charge: admission.EventCharge
     ) -> list[checks.Publication]:
-        """Return the events of a request; raise Refused if one is wrong or the body is slow.
+        """Return the events of a request; raise Refused if one is wrong, and with 408 if the body is slow.
 
         aiohttp raises HTTPRequestEntityTooLarge for a body that is too large. The announced size of the body is charged at
         once. The real size is charged when the body has arrived, and the cost of the checks when they have ended.
@@ -189,8 +189,9 @@ class Publishing:
     def _room(self, request: web.Request, key_id: str) -> Iterator[None]:
         """Count the bytes of a request's body as occupied while the context is open.
 
-        Raise Refused with 429 if the key would exceed its share (MAX_SHARE_OF_KEY), and with 503 if all keys would exceed
-        the maximum. A body without a length, or a compressed one, counts as `api.max_body_bytes`.
+        Raise Refused with 429 if a further body of the key would exceed its share (MAX_SHARE_OF_KEY). Raise it with 503 if a
+        further body would exceed the maximum of all keys. The first body of a key gets no 429, and the first of all keys gets
+        no 503. A body without a length, or a compressed one, counts as `api.max_body_bytes`.
         """
         is_known = request.content_length is not None and "content-encoding" not in request.headers
         size = min(request.content_length or 0, self._max_body_bytes) if is_known else self._max_body_bytes

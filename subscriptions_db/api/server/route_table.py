@@ -1,4 +1,4 @@
-"""List all routes of the API, and search them.
+"""List the routes of all operations of the API, and search them.
 
 Runs in the API and in `fanout` commands.
 """

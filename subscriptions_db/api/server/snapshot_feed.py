@@ -82,9 +82,9 @@ class SnapshotFeed:
     async def answer(self, request: web.Request, asked: SnapshotRequest) -> web.Response:
         """Return the changes since the reader's revision, or the whole registry.
 
-        A reader with the newest revision waits for a later one, or until its wait is over. Return 304 if `If-None-Match` names
-        the newest revision. Raise Refused with 503 if the registry cannot be read, too many readers wait or the server stops.
-        Raise it with 401 if the key was revoked during the wait.
+        A reader with the newest revision waits for a later one, at most `wait_s`; with 0 it does not wait. Then return 304 if
+        `If-None-Match` names the newest revision. Raise Refused with 503 if the registry cannot be read, too many readers wait
+        or the server stops. Raise it with 401 if the key was revoked during the wait.
         """
         known, newest = {int(tag) for tag in _TAG.findall(request.headers.get("if-none-match", ""))}, asked.newest
         if asked.wait_s and newest in known | {asked.since}:

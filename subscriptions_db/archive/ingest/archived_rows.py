@@ -115,7 +115,10 @@ class RedrivenRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedRecord:
-    """All that the archive writes for one Kafka record: a dead letter, or attempts and redrive notes, or nothing."""
+    """All that the archive writes for one Kafka record.
+
+    The rows are a dead letter, or attempts and redrive notes, or none. Counts and signals come beside the rows.
+    """
 
     topic: str
     partition: int
@@ -249,12 +252,16 @@ def redriven_rows(record: LogRecord) -> list[RedrivenRow]:
 
 
 def replay_counts(record: LogRecord) -> list[ReplayCounts]:
-    """Return the outcomes of replayed deliveries in a record of the attempts topic, except dead letters."""
+    """Count the delivered and the skipped deliveries of replays in a record of the attempts topic.
+
+    Each entry of such deliveries gives one item, so a replay may have several. `replay_counts_of_dead_letter` counts dead
+    letters.
+    """
     return list(_replay_counts(record))
 
 
 def replay_counts_of_dead_letter(letter: DeadLetter) -> list[ReplayCounts]:
-    """Return the outcome of a replayed delivery that was dead-lettered; an empty list if no replay asked for it."""
+    """Count a dead letter for the replay that requested its delivery; return an empty list if no replay did."""
     return [ReplayCounts(_text(letter.replay), dead_lettered=1)] if letter.replay else []
 
 
@@ -281,12 +288,12 @@ def _text(value: str) -> str:
 
 
 def _headers(attempt: Attempted) -> dict[str, str] | None:
-    """Return the headers that a record keeps, in texts that Postgres can store."""
+    """Return the response headers of an attempt, as texts that Postgres can store. None: the entry has no headers."""
     return {_text(name): _text(value) for name, value in (attempt.response_headers or {}).items()} or None
 
 
 def _body(attempt: Attempted) -> str | None:
-    """Return the body that a record keeps, in a text that Postgres can store."""
+    """Return the beginning of an attempt's response body, as text that Postgres can store. None: the entry has no body."""
     return (attempt.response or "")[: response_body.MAX_BYTES].replace("\0", "\ufffd") or None
 
 

@@ -61,7 +61,7 @@ def bucket(time_ms: float) -> int:
 
 
 def percentile_ms(histogram: Histogram, share: float) -> float | None:
-    """Return an estimate of a percentile in ms: the time that the part `share` (0 to 1) of the times does not exceed.
+    """Estimate a percentile of the times in a histogram, in ms. `share` is between 0 and 1, such as 0.99.
 
     None: the histogram is empty. The estimate is the geometric middle of the bucket with the nearest rank, or 1 ms for
     the first bucket.

@@ -1,6 +1,6 @@
 """Count deliveries and attempts in the topics, for each endpoint and hour, and add the counts to the statistics in Postgres.
 
-Runs in `fanout archive`, in the transaction that writes the rows and the next offsets. So each record is counted once, also
+Runs in `fanout archive`, in the transaction that writes the rows and the next offsets. So no record is counted twice, also
 across crashes. A delivery that the platform repeats counts each time.
 """
 
@@ -73,9 +73,10 @@ def _count_attempt(counts: HourCounts, entry: Attempted) -> None:
 
 
 def add(connection: connect.Connection, counted: Iterable[CountsByHour], *, today: dt.date, retention_days: int) -> None:
-    """Add counts to the statistics of their endpoints and customers. Hours out of retention, or too far ahead, are left out.
+    """Add counts to the statistics of their endpoints and customers.
 
-    The caller has locked the offsets of the records, and commits the next offsets in the same transaction.
+    Hours that are older than `retention_days`, or more than partitions.AHEAD days after `today`, are left out. The caller has
+    locked the stored offsets of the records' partitions, and commits the next offsets in the same transaction.
     """
     end = today + dt.timedelta(days=partitions.AHEAD + 1)
     summed = _summed(counted, _first_hour(partitions.oldest(today, retention_days)), _first_hour(end))

@@ -53,8 +53,8 @@ def create(connection: connect.Connection, kind: ArchiveTable, day: dt.date) -> 
 def drop(connection: connect.Connection, kind: ArchiveTable, before: dt.date) -> list[str]:
     """Drop the partitions before a day, and return their names.
 
-    If another transaction keeps one locked for a second, drop none and return []. The caller tries again later. The wait is
-    short, because a waiting lock request blocks all later readers.
+    If another transaction keeps the table or one of these partitions locked for a second, drop none and return []. The caller
+    tries again later. The wait is short, because a waiting lock request blocks all later readers.
     """
     with connect.translated_errors():
         try:

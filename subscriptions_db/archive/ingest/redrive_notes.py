@@ -23,7 +23,7 @@ MAX_READ_BYTES = 4 * 1024 * 1024
 
 
 class _Note(NamedTuple):
-    """A stored note. The fields are those of RedrivenRow. The note of an older version has no place of its event."""
+    """A stored note. The fields are those of RedrivenRow. If an older version wrote it, the last three are None."""
 
     customer_id: str
     endpoint_id: str
@@ -53,8 +53,9 @@ def settle(
     """Store new notes, and set the dead letters to which notes apply to the state `redriven`. Delete notes that are done.
 
     A note applies to the dead letter that it names, and to earlier ones of the same delivery. The note is done once the named
-    dead letter is archived. `new` are the dead letters that this transaction has archived, and `redriven` its notes. At most
-    `max_read_bytes` of dead letters are in memory at a time. Write an audit entry for each customer whose dead letters changed.
+    dead letter is archived. `new` are the dead letters that this transaction has archived. `redriven` are the notes in the
+    records of this transaction. Dead letters are read in chunks of at most `max_read_bytes`; a larger dead letter is read
+    alone. Write an audit entry for each customer whose dead letters changed.
 
     The caller has locked the row of `dead_letter_day`. Without the lock, a transaction with a dead letter and a concurrent
     transaction with its note would not see each other.
@@ -112,9 +113,10 @@ def _columns(notes: Iterable[RedrivenRow | _Note]) -> dict[str, Any]:
 
 
 def _write_audit_entries(connection: connect.Connection, redriven: collections.Counter[str]) -> None:
-    """Write an audit entry for each customer whose dead letters a command redrove.
+    """Write an audit entry for each customer whose dead letters notes have set to `redriven`. `redriven`: customer → number.
 
-    The API writes the audit entry of a redrive when it takes the request.
+    The actor of the entry is `command`. The API writes the audit entry of a redrive when it takes the request. Such a redrive
+    gets an entry of this function too if its note also applies to earlier dead letters of the delivery.
     """
     entries = [
         audit_entries.entry(
@@ -126,9 +128,10 @@ def _write_audit_entries(connection: connect.Connection, redriven: collections.C
 
 
 def forget(connection: connect.Connection, before: dt.date) -> None:
-    """Delete the notes stored before a day. The dead letters of these notes were never archived.
+    """Delete the notes that were stored before a day. The archive does not have the dead letters that they name.
 
-    Kafka deleted these dead letters before the archive read them, or the archive left them out as unreadable.
+    Kafka deleted these dead letters before the archive read them, or the archive left them out as unreadable. Or their
+    partitions of the archive were dropped before the notes arrived.
     """
     with connect.translated_errors():
         connection.execute(query("delete_old_notes"), {"before": before})

@@ -21,9 +21,9 @@ from subscriptions_db.archive.notifications.endpoint_health import Signal, Signa
 
 
 def log_signals(record: LogRecord, at: dt.datetime) -> list[Signal]:
-    """Return the signals of a record of the attempts topic. Consecutive entries of one kind become one signal.
+    """Return the signals of a record of the attempts topic. Consecutive signals of one kind are merged into one.
 
-    Such a signal has the reason of the last entry. `at` is the time at which the record was written.
+    The merged signal has the reason of the last one. `at` is the time at which the record was written.
     """
     signals: list[Signal] = []
     for kind, times, reason in _signals(record.entries):

@@ -63,7 +63,7 @@ def offsets(connection: connect.Connection) -> dict[TopicPartition, int]:
 def restart_partition(connection: connect.Connection, place: TopicPartition, stale: int) -> None:
     """Reset a partition's next offset to zero, as a new incarnation, so that the partition is archived from its first record.
 
-    `stale` is the stored next offset. If another process has changed the stored offset, nothing happens.
+    `stale` is the next offset that the caller has read from Postgres. If another process has changed it since, nothing happens.
     """
     with connect.translated_errors():
         wanted = {"topic": place[0], "partition": place[1], "next_offset": stale}
@@ -82,7 +82,7 @@ def write(
 
     `taken` has the records of each partition in order. Records that are archived already are skipped. If Postgres refuses a
     record, each record is written in a transaction of its own, and the refused ones are left out. `policy` decides which
-    operational events follow from the records. None: none follows, and the health of endpoints stays unchanged. Raise
+    operational events follow from the records. None: no event follows, and the health of endpoints stays unchanged. Raise
     RegistryUnavailable if Postgres is unavailable, and RegistryOutdated if a table is missing.
     """
     try:
@@ -135,7 +135,7 @@ def _write(
 
 
 def _locked(connection: connect.Connection, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Lock the stored next offsets of these partitions until the commit, and return them."""
+    """Lock the stored next offsets of these partitions until the commit, and return them. A new partition gets 0."""
     ordered = sorted(places)
     wanted = {"topics": [topic for topic, _ in ordered], "partitions": [number for _, number in ordered]}
     connection.execute(query("add_archive_offsets"), wanted)

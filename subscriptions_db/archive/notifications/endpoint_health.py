@@ -104,7 +104,10 @@ class EndpointHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     letter_reason: str | None = None
 
     def wake_at(self, policy: Policy) -> dt.datetime | None:
-        """Return when unreported dead letters must be reported, even if no further dead letter comes; None: there are none."""
+        """Return when the next report of dead letters is due, even if no further dead letter comes.
+
+        None: every dead letter has been reported.
+        """
         if not self.letters or self.letters_reported_at is None:
             return None
         return self.letters_reported_at + dt.timedelta(seconds=policy.quiet_s)
@@ -126,7 +129,7 @@ class OperationalEvent(NamedTuple):
 
     @property
     def event_id(self) -> str:
-        """Return the id: a digest of kind, subject, time and `about`. An event that is built again has the same id."""
+        """Return the id: a digest of kind, subject, time and `about`. Events that are equal in these four have the same id."""
         about = f"{self.subject_id}\0{self.kind}\0{self.at.astimezone(dt.UTC).isoformat()}"
         about += f"\0{self.about}" if self.about else ""
         return "op_" + hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
@@ -189,8 +192,8 @@ def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[En
     """Report a disabled endpoint, and reset its failures, so that earlier failures do not count once it is enabled again.
 
     Less than `quiet_s` seconds after the last report, no report is made. `outbox.record_due` repeats the signal until the
-    report is made. Until then, `is_failing` stays True, because a `recovered` or `disabled` event must follow each `failing`
-    event.
+    report is made, but only for `outbox.LATE_S` seconds after the endpoint was disabled. A failing endpoint stays failing, with
+    its failures, until the report, because a `recovered` or `disabled` event must follow each `failing` event.
     """
     since = signal.since or signal.at
     if known.disabled_at == since:
@@ -208,7 +211,10 @@ def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[En
 def _given_up(
     known: EndpointHealth, signal: Signal, count: int, policy: Policy
 ) -> tuple[EndpointHealth, OperationalEvent | None]:
-    """Report the first dead letter at once, and the dead letters of the following `quiet_s` seconds together."""
+    """Report the first dead letter at once, and the dead letters of the following `quiet_s` seconds together.
+
+    `count` is the number of dead letters that the signal adds: 0 for WOKEN.
+    """
     letters, since, reason = known.letters + count, known.letters_since or signal.at, signal.reason or known.letter_reason
     if not letters:
         return known, None

@@ -1,8 +1,8 @@
 """Find reached quotas of customers and tenants, and make an operational event about each (docs/operational-events.md).
 
 Runs in `fanout archive`. `after` decides, and is pure. A quota is reached when its subject has as much as the quota allows.
-While a quota stays reached, one event is made about it, and for a daily quota one event a day. The API reads `reached_quotas`
-to refuse replays (subscriptions_db/api/deliveries/replays.py).
+While a quota stays reached, at most one event is made about it, for a daily quota at most one a day. The API reads
+`reached_quotas` to refuse replays (subscriptions_db/api/deliveries/replays.py).
 """
 
 from __future__ import annotations
@@ -80,10 +80,11 @@ def after(
     `policy` None: no event follows.
 
     1. The quota is not reached: the row stays until `quiet_s` seconds after the last event, because it delays the next event.
+       Without an event or without `policy`, the row is deleted at once.
     2. The quota is reached, and an event was made since it was reached: no event follows.
     3. The quota is reached, and no event was made since: an event follows, at least `quiet_s` seconds after the last event.
 
-    A daily quota (EVENTS_PER_DAY) can be reached again each day.
+    A daily quota (EVENTS_PER_DAY) that stays reached at midnight UTC counts as reached again.
     """
     is_quiet = (
         policy is not None and known.reported_at is not None and (now - known.reported_at).total_seconds() < policy.quiet_s

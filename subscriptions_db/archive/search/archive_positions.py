@@ -47,7 +47,7 @@ class ReceiptHandle(NamedTuple):
 
 
 class RecordPosition(NamedTuple):
-    """The position of an attempt, or of a delivery's first record. Searches sort by time, then by position."""
+    """The position of a record: a row of the table of attempts. Searches sort by `started_at`, then by `position`."""
 
     started_at: dt.datetime
     position: int

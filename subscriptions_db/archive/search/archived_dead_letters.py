@@ -142,8 +142,9 @@ def mark_all(
 ) -> MarkResult:
     """Discard the first matching waiting dead letters after a position, at most `limit`, or request their redrive.
 
-    `state` decides: DISCARDED or REDRIVING. A dead letter that leaves the state `waiting` between the search and the change is
-    left out. So a redrive of many takes no dead letter that was discarded meanwhile.
+    `state` decides: DISCARDED or REDRIVING. A call examines at most MAX_LOOKED_AT dead letters. A dead letter that leaves
+    the state `waiting` between the search and the change is left out. So a redrive of many takes no dead letter that was
+    discarded meanwhile.
     """
     found = find(connection, customer_id, selection, after=after, limit=limit)
     marked = _mark(connection, customer_id, found.positions, state, now, from_states=[LetterState.WAITING])
@@ -273,7 +274,7 @@ def _mark(
 
 
 def _at(customer_id: str, positions: Sequence[int]) -> dict[str, Any]:
-    """Return the parameters for positions. First and last position let Postgres select the partitions."""
+    """Return the parameters of a statement about these positions. With `first` and `last`, Postgres skips other partitions."""
     return {"customer_id": customer_id, "positions": list(positions), "first": min(positions), "last": max(positions)}
 
 

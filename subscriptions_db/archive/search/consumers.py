@@ -1,8 +1,9 @@
 """Create, list, seek and delete consumers of dead letters, and lease dead letters to their pollers.
 
 Runs in the API, in the caller's transaction; `list_consumers` also in `fanout` commands. A consumer leases a dead letter to one
-poller at a time. A dead letter whose lease expires without an ack is leased again: at least once per consumer. receipts.py
-acks, nacks and extends the leases. parked_letters.py lists and unparks parked dead letters.
+poller at a time. A dead letter whose lease expires without an ack is leased again, or parked after `max_receives` leases. So a
+consumer may get a dead letter more than once. receipts.py acks, nacks and extends the leases. parked_letters.py lists and
+unparks parked dead letters.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ def create(
 ) -> bool:
     """Create a consumer that begins after a position; change nothing and return False if the name exists.
 
-    The selection cannot change later: a consumer examines a dead letter that did not match again only after a seek. The
-    selection's `url` and `text` are not stored. Raise RegistrationError if the selection has a time range.
+    The selection cannot change later, because a consumer examines each dead letter only once, unless a seek moves the consumer
+    back. The selection's `url` and `text` are not stored. `max_receives` is as in ConsumerState. Raise RegistrationError if the
+    selection has a time range.
     """
     if selection.since is not None or selection.until is not None:
         raise errors.RegistrationError("since", "a consumer cannot select by time: create it, then seek to the time")
@@ -118,7 +120,7 @@ def delete(connection: connect.Connection, customer_id: str, name: str) -> bool:
 def set_max_receives(connection: connect.Connection, customer_id: str, name: str, max_receives: int | None) -> bool:
     """Change after how many leases without an ack a dead letter is parked; return True if the consumer exists.
 
-    Parked dead letters stay parked.
+    None: dead letters are never parked. Dead letters that are parked already stay parked.
     """
     with connect.translated_errors():
         changed = connection.execute(query("set_max_receives"), _key(customer_id, name) | {"max_receives": max_receives})
@@ -141,10 +143,10 @@ def lease(
 
     The call takes dead letters of the first kind before those of the second:
 
-    1. Dead letters whose lease has expired, or whose wait after a nack is over. A dead letter that was leased `max_receives`
-       times is parked instead; a call examines at most `max_parked` expired leases for that. The lease of a dead letter that
-       was discarded or redriven since is deleted.
-    2. Dead letters that the consumer has never leased, until it has `max_unacknowledged` dead letters without an ack.
+    1. Dead letters that were unparked, whose lease has expired, or whose wait after a nack is over. A dead letter that was
+       leased `max_receives` times is parked instead; a call examines at most `max_parked` expired leases for that. The lease of
+       a dead letter that was discarded or redriven since is deleted.
+    2. Dead letters after the consumer's `read_until`, until it has `max_unacknowledged` dead letters without an ack.
 
     The search for the second kind runs in `of_whole_customer`, which lifts the endpoint limit of a limited key. With the limit,
     row-level security would hide the dead letters of other endpoints: each poll would read all of them, and the consumer would
@@ -178,10 +180,10 @@ def lease(
 
 
 def seek(connection: connect.Connection, customer_id: str, name: str, *, after: int) -> None:
-    """Move a consumer to a position, forwards or backwards, and end its leases. Their receipt handles become invalid.
+    """Move a consumer to a position, forwards or backwards, and end its leases. All its receipt handles become invalid.
 
-    Dead letters after the position are no longer parked, and polls lease them again. Those up to the position stay parked.
-    Raise RegistrationError if the consumer does not exist.
+    Dead letters after the position are no longer parked, and polls lease them again. Parked dead letters up to the position
+    stay parked. Raise RegistrationError if the consumer does not exist.
     """
     key = _key(customer_id, name)
     with connect.translated_errors(), connect.in_transaction(connection):
@@ -192,9 +194,9 @@ def seek(connection: connect.Connection, customer_id: str, name: str, *, after: 
 
 
 def position_before(connection: connect.Connection, customer_id: str, since: dt.datetime) -> int:
-    """Return the position before the first waiting dead letter that was archived at a time or later.
+    """Return the position before the first waiting dead letter that was archived at `since` or later.
 
-    If there is none, return the position of the newest waiting dead letter; 0, the beginning, if there is none at all.
+    If every waiting dead letter was archived earlier, return what `end` returns.
     """
     with connect.translated_errors():
         first = connection.execute(query("first_dead_letter_since"), {"customer_id": customer_id, "since": since}).fetchone()
@@ -218,8 +220,9 @@ def _expired(
 ) -> tuple[list[int], bool]:
     """Examine the `max_parked` leases that expired first: park the dead letters that were leased `max_receives` times.
 
-    Return the positions of at most `limit` other dead letters of these leases, and True if there may be more to park. With
-    `max_receives` None nothing is parked: return the positions of the `limit` leases that expired first.
+    Return the positions of at most `limit` other dead letters of these leases. Also return True if the call has parked some and
+    there may be further expired leases. With `max_receives` None, nothing is parked: return the positions of the `limit` leases
+    that expired first.
     """
     if max_receives is None:
         return [row["position"] for row in connection.execute(query("expired_leases"), taken | {"limit": limit})], False
@@ -240,7 +243,11 @@ def _new(
     held: int,
     of_whole_customer: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> tuple[list[ArchivedDeadLetter], bool]:
-    """Lease matching dead letters that the consumer has never leased. Return them, and True if there may be more."""
+    """Lease at most `limit` matching dead letters after the consumer's `read_until`.
+
+    Move `read_until` past the examined dead letters. Return the leased ones, and True if there may be more. `held` are the
+    bytes that the answer has already.
+    """
     if not limit:
         return [], False
     after, selection = consumer["read_until"], _selection(consumer)

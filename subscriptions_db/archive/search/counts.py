@@ -52,7 +52,10 @@ class ConsumerCounts(NamedTuple):
 def of_dead_letters(
     connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, most: int = MAX_EXAMINED
 ) -> Count:
-    """Return the number of waiting dead letters that match, among the oldest `most`. A search with `text` examines fewer."""
+    """Return the number of waiting dead letters that match, among the oldest `most`.
+
+    With `text`, at most MAX_EXAMINED_BY_TEXT dead letters are examined.
+    """
     return _counted(connection, "letters_after", {"customer_id": customer_id}, selection, most)
 
 
@@ -64,9 +67,9 @@ def of_parked(
     *,
     most: int = MAX_EXAMINED_OF_CONSUMER,
 ) -> Count:
-    """Return the number of a consumer's parked dead letters that match and still wait, among the oldest `most`.
+    """Return the number of a consumer's parked dead letters that match, among the oldest `most`.
 
-    A search with `text` examines fewer.
+    Dead letters that were discarded or redriven since do not count. With `text`, at most MAX_EXAMINED_BY_TEXT are examined.
     """
     return _counted(connection, "parked_after", {"customer_id": customer_id, "name": consumer}, selection, most)
 
@@ -95,9 +98,10 @@ def of_consumers(
     most_of_one: int = MAX_EXAMINED_OF_CONSUMER,
     most_in_list: int = MAX_EXAMINED_IN_LIST,
 ) -> dict[str, ConsumerCounts]:
-    """Return the counts of consumers, by name.
+    """Return the counts of consumers, by name. A name without a consumer is left out.
 
-    At most `most_of_one` dead letters of each kind are examined for a single consumer, and `most_in_list` for each of several.
+    If `names` has one name, at most `most_of_one` dead letters of each kind (MAX_EXAMINED_OF_CONSUMER) are examined. Otherwise
+    `most_in_list` are examined for each consumer.
     """
     most = most_of_one if len(names) == 1 else most_in_list
     asked = {"customer_id": customer_id, "names": list(names), "now": now, "most": most}

@@ -30,7 +30,7 @@ MAX_LETTERS = 10_000
 
 
 class DeliveryStatus(enum.StrEnum):
-    """The status of a delivery, by its newest record. A record of a postponement decides only if there is no other."""
+    """The status of a delivery, by its newest record and its dead letters. A postponement counts only without other records."""
 
     DELIVERED = "delivered"
     WAITING = "waiting"

@@ -88,9 +88,9 @@ def unpark(
 ) -> Unparked:
     """Give parked dead letters back to their consumer: those at `positions`, or all for None. Return their positions.
 
-    Their leases count from zero again. Positions that are not parked are ignored. One call unparks at most MAX_UNPARKED. It
-    unparks fewer if the consumer would have more than `max_unacknowledged` dead letters without an ack. Raise RegistrationError
-    if the consumer does not exist.
+    The number of leases of each begins at zero again. Positions that are not parked are ignored. One call unparks at most
+    MAX_UNPARKED. It unparks fewer if the consumer would have more than `max_unacknowledged` dead letters without an ack. Raise
+    RegistrationError if the consumer does not exist.
     """
     key: dict[str, Any] = {"customer_id": customer_id, "name": name}
     with connect.translated_errors(), connect.in_transaction(connection):

@@ -59,7 +59,7 @@ def nack(
     now: dt.datetime,
     wait_s: float = 0,
 ) -> list[ReceiptResult]:
-    """End leases, and make the dead letters leasable again after `wait_s` seconds, at most MAX_LEASE_S.
+    """End leases. After `wait_s` seconds, at most MAX_LEASE_S, a poll leases the dead letters again, or parks them.
 
     Return one result for each receipt handle, in order. An expired lease still counts until the dead letter is leased again.
     """

@@ -46,8 +46,9 @@ def nearest(
 ) -> FoundRows:
     """Examine at most `most` records older than `start`, or newer if `start.is_backwards`; return the first `limit` matches.
 
-    The page may be empty although further records match. The next page begins at `further`. `wanted` has the criteria that
-    the function `parameters` returns, and further criteria of the kind.
+    The page may be empty although further records match. The next page begins at `further`. `wanted` are the parameters
+    of the statement `matching_attempts` or `matching_deliveries`, from the function `parameters`. For deliveries, the caller
+    adds `most_of_one` and `most_letters`.
     """
     side = "after" if start.is_backwards else "before"
     asked = wanted | start.place.parameters() | {"limit": limit + 1, "most": most}
@@ -75,7 +76,7 @@ def parameters(customer_id: str, asked: selection.SearchFilter) -> dict[str, Any
 
 
 def _last_looked_at(connection: connect.Connection, side: str, asked: dict[str, Any]) -> RecordPosition | None:
-    """Return the position of the last examined record, for a page that is not full; None if all records were examined."""
+    """Return the position of the last examined record, for a page that is not full. None: fewer than `most` were left."""
     statement = "with looked_at as (" + query(f"records_{side}") + ")" + query(f"last_record_{side}")
     last = connection.execute(statement, asked, prepare=False).fetchone()
     return None if last is None else RecordPosition(last["started_at"], last["position"])
