@@ -2,7 +2,8 @@
 
 Runs on the driver, in the commands, in `fanout archive` and in the API. The options contain the password, so never log them.
 The library librdkafka checks the options when it creates a client, and its error may quote a value. So `admin`, `consumer` and
-`producer` translate this error. Workers create their clients from the options of `for_librdkafka`, without the settings.
+`producer` raise SettingsError in place of this error, without the value. Workers create their clients from the options of
+`for_librdkafka`, without the settings.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def producer(kafka: KafkaSettings, own: Mapping[str, Any], fixed: Mapping[str, A
 def _translated(kafka: KafkaSettings) -> Iterator[None]:
     """Raise SettingsError if librdkafka refuses an option of a client that is created in the block.
 
-    librdkafka's error may quote the value of an option. So it is not the cause of the SettingsError, and the message names only
-    the option.
+    librdkafka's error may quote the value of an option. So librdkafka's error is not the cause of the SettingsError, and the
+    message has names of options only. Any other KafkaException is raised unchanged.
     """
     try:
         yield
@@ -94,12 +95,15 @@ def _translated(kafka: KafkaSettings) -> Iterator[None]:
         if error.code() != confluent_kafka.KafkaError._INVALID_ARG:  # noqa: SLF001  # its public name
             raise
         raise errors.SettingsError(_refusal(kafka, error.str())) from None
-    except (TypeError, AttributeError) as exc:  # for an option that is a function or a table, such as `error_cb`
+    except (TypeError, AttributeError, ValueError) as exc:  # for an option that is a function or a table, such as `error_cb`
         raise errors.SettingsError(_refusal(kafka, str(exc), takes_text=False)) from None
 
 
 def _refusal(kafka: KafkaSettings, text: str, *, takes_text: bool = True) -> str:
-    """Return the message for the operator. `text` is librdkafka's message, of which only names of options are used."""
+    """Return the message for the operator, with the names of options in `text`, the message of the error, and without values.
+
+    `takes_text` False: the option takes a function or a table, which no setting can be.
+    """
     named = [name for name in for_librdkafka(kafka) if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
     if text.startswith("No such configuration property"):
         problem = "librdkafka has no option of this name"
@@ -129,6 +133,6 @@ def _jaas(kafka: KafkaSettings) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return `text` in quotes for a JAAS line. A quote or backslash in the text is escaped, as it would end the value."""
+    """Return `text` in quotes for a JAAS line. Quotes and backslashes in the text are escaped: the text stays one value."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -62,10 +62,10 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 def configure(level: str, form: str) -> None:
     """Set up the process to write log records of `level` and above to standard error. Earlier handlers are removed.
 
-    `form` is `text` or `json`. Of py4j and httpx2 only warnings and errors are written.
+    `form` is `text` or `json`. Of py4j and httpx2 at most warnings and errors are written, whatever `level` is.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for library in ("py4j", "httpx2"):  # httpx2: a line for each request to the schema registry
-        logging.getLogger(library).setLevel(logging.WARNING)
+        logging.getLogger(library).setLevel(max(logging.WARNING, logging.root.level))

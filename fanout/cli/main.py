@@ -132,7 +132,8 @@ def keys_generate() -> None:
 def keys_rotate(context: typer.Context) -> None:
     """Encrypt again, with the active key, every secret that is encrypted with another key.
 
-    Restart every API with the active key first. If a second run prints 0, the other keys of the ring may be removed.
+    Restart every `fanout serve` with the active key first. If a second run prints 0, the other keys of the ring may be
+    removed. A secret that no key of the ring opens stays unchanged, and the command then fails.
     """
     from fanout.admin import registry_commands  # noqa: PLC0415
 
@@ -157,8 +158,8 @@ def run(
     from subscriptions_db.following.postgres_registry import PostgresRegistry  # noqa: PLC0415
 
     config, names = _settings(context), _lanes(lanes, job.LANES) if lanes else None
-    stop, access = commands.stop_event(), PostgresRegistry(config)
-    job.run(config, access=access, libraries=libraries.of(config.spark), stop=stop, names=names, once=once)
+    found, access = libraries.of(config.spark), PostgresRegistry(config)  # Ctrl-C still ends a download of jars at once
+    job.run(config, access=access, libraries=found, stop=commands.stop_event(), names=names, once=once)
 
 
 @app.command("accept-loss")
@@ -208,7 +209,7 @@ def _lanes(chosen: str, known: Sequence[str]) -> tuple[str, ...]:
 def prepare() -> None:
     """Download the jars and build archives of Java classes, so that `fanout run` and `fanout up` start faster.
 
-    Safe to repeat.
+    Safe to repeat. If an archive cannot be built, the command prints the reason and continues.
     """
     from fanout.jvm import class_archive, jars  # noqa: PLC0415
 
@@ -250,14 +251,17 @@ def publish(
 ) -> None:
     """Publish events from NDJSON, or generated events. Missing topics are created.
 
-    A wrong line stops the command: it is not JSON, has no type without --topic, or would be rejected by the job without
-    --unchecked. Then no line of a file is published, but the earlier lines of standard input are.
+    A wrong line stops the command. A line is wrong if it is not JSON, or if it has no type and --topic is not given. Without
+    --unchecked, a line is also wrong if the job would reject it. After a wrong line, no line of a file is published, but the
+    earlier lines of standard input are.
     """
     from delivery.config import plan_builder  # noqa: PLC0415
     from fanout.kafka import publishing  # noqa: PLC0415
 
     config = _settings(context)
     messages: Iterable[publishing.Message]
+    if generate and (file is not None or topic is not None):
+        raise typer.BadParameter("--generate excludes FILE and --topic: the type of the generated events names their topic")
     if generate:
         rng = random.Random(seed)  # noqa: S311  # test data, not a secret
         messages = publishing.generated(generate, event_type=event_type, tenants=tenants, source=config.source, rng=rng)
@@ -315,7 +319,10 @@ def reconcile(
     ] = "10s",
     as_json: AsJson = False,
 ) -> None:
-    """Prove from the topics that in = delivered + pending + dead-lettered + skipped. Exit code 1: there are findings."""
+    """Prove from the topics that due deliveries = delivered + pending + dead-lettered + skipped.
+
+    Exit code 1: there are findings, or a topic cannot be read.
+    """
     from fanout.reconcile import proving  # noqa: PLC0415
     from fanout.terminal import times  # noqa: PLC0415
 
@@ -357,7 +364,7 @@ app.command()(smoke_test.smoke_test)
 
 
 def main() -> None:
-    """Run the command. Print a FanoutError without a traceback, and exit with 2 for settings and 1 for other errors."""
+    """Run the command. Print a FanoutError without a traceback, with exit code 2 for a SettingsError and 1 for others."""
     try:
         app()
     except errors.SettingsError as exc:

@@ -24,12 +24,17 @@ EventText = Annotated[
 
 
 def content(option: str, text: str, tried: str) -> bytes:
-    """Return the JSON in an option, standard input for `-`, or the content of the file that the option names.
+    """Return `text` if it is JSON, the standard input if it is `-`, else the content of the file with the name `text`.
 
-    Raise RegistrationError if the file cannot be read. `tried` is what the command tries, such as `filter`, for the message.
+    Raise RegistrationError if the file cannot be read, or the standard input is empty. For the message, `option` is the option
+    with the value `text`, and `tried` is the thing that the command tries, such as `filter`.
     """
     if text == "-":
-        return sys.stdin.buffer.read()
+        if not (read := sys.stdin.buffer.read()):
+            raise errors.RegistrationError(
+                option, f"standard input is empty, or another option has read it, so the {tried} was not tried: name a file"
+            )
+        return read
     if text.lstrip().startswith(("{", "[")):
         return text.encode()
     try:
@@ -43,7 +48,10 @@ def content(option: str, text: str, tried: str) -> bytes:
 
 
 def read(config: settings.Settings, text: str, tried: str) -> Event:
-    """Return the event of the option `--event`; raise RegistrationError for an event that the job would reject."""
+    """Return the event of the option `--event`, whose value is `text`.
+
+    Raise RegistrationError if the job would reject the event, or if its file cannot be read. `tried` is for the message.
+    """
     value = content("--event", text, tried)
     headers = _STRUCTURED if b'"specversion"' in value else ()
     record = Record(

@@ -78,8 +78,8 @@ MEANINGS = {
     ),
     Kind.NO_EVENT: (
         "a delivery ended for a record that is missing, or is not an event by the present `source` settings: these settings "
-        "changed since, or another program writes to one of the topics. Run the command with the job's settings, or find that "
-        "program"
+        "changed since, an older version of fanout read the record as an event, or another program writes to one of the "
+        "topics. Run the command with the job's settings, or find that program"
     ),
     Kind.CONTRADICTION: (
         "the delivery has two outcomes: a micro-batch was interrupted, ran again and ended it differently. The customer may "

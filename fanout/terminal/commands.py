@@ -58,9 +58,12 @@ progress = Console(stderr=True)
 def output_file(path: Path | None) -> Path | None:
     """Return the file that a command writes when it ends; None: it writes none. For the `callback` of an option.
 
-    Raise typer.BadParameter if the file cannot be written there: before the command has worked for minutes.
+    Raise typer.BadParameter if the file cannot be written. The check runs before the command begins to work.
     """
-    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+    if path is None:
+        return None
+    is_writable = os.access(path, os.W_OK) if path.exists() else os.access(path.parent, os.W_OK | os.X_OK)
+    if path.is_dir() or not path.parent.is_dir() or not is_writable:
         raise typer.BadParameter(f"{path} cannot be written: name a file in a folder that exists, with the right to write it")
     return path
 

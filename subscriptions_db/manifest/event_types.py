@@ -61,9 +61,10 @@ class _TooMuch(Exception):
 def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
     """Raise RegistrationError, with the path, for a schema or an example that cannot be used.
 
-    1. The schema or an example is not JSON, too large, nested too deeply, or not storable by Postgres.
+    1. The schema or an example is not JSON, too large, nested too deeply, or not storable by Postgres. Or it has a whole number
+       beyond MAX_WHOLE_NUMBER.
     2. The schema is not valid, has an unsupported keyword or regular expression, or a `$ref` that does not resolve.
-    3. An example violates the schema, or its check takes more than MAX_STEPS steps.
+    3. An example violates the schema, or its check takes more than MAX_STEPS steps or recurses too deeply.
     """
     for number, example in enumerate(examples):
         with endpoint_checks.below(f"examples[{number}]"):
@@ -86,7 +87,8 @@ def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
 
     Raise RegistrationError in three cases:
 
-    1. The payload is not JSON, too large, nested too deeply, or not storable by Postgres.
+    1. The payload is not JSON, too large, nested too deeply, or not storable by Postgres. Or it has a whole number beyond
+       MAX_WHOLE_NUMBER.
     2. The schema has an unsupported keyword or regular expression, or a `$ref` that does not resolve.
     3. The check takes more than MAX_STEPS steps, or recurses too deeply.
     """
@@ -111,7 +113,10 @@ def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
 
 
 def _require_small(value: Any) -> None:
-    """Raise RegistrationError unless the value is JSON that Postgres can store, of at most MAX_BYTES and MAX_DEPTH levels."""
+    """Raise RegistrationError unless the value is JSON that Postgres can store.
+
+    The value has at most MAX_BYTES, at most MAX_DEPTH levels, and no whole number beyond MAX_WHOLE_NUMBER.
+    """
     _require_plain(value, MAX_DEPTH)
     try:
         size = len(json.dumps(value, allow_nan=False))
@@ -218,8 +223,8 @@ _Bounded: Any = validators.extend(_DRAFT, {name: _counted(name, keyword) for nam
 
 
 def _said(error: Any) -> str:
-    """Return what is wrong with a schema. For a wrong `type`, list the valid types, because the library's text does not."""
-    if str(error.json_path).endswith(".type"):
+    """Return what is wrong with a schema. At a path that ends with `.type`, list the valid types, which jsonschema omits."""
+    if str(error.json_path).endswith(".type") and not str(error.json_path).endswith(("properties.type", "$defs.type")):
         return f"must be one of {', '.join(_JSON_TYPES)}, or a list of them"
     return _short(error.message)
 

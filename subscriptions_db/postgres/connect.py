@@ -203,12 +203,11 @@ def translated_errors() -> Iterator[None]:
 
 
 def _unavailable(exc: psycopg.Error) -> errors.RegistryUnavailable:
-    """Return the error for a server that lacks a resource, cannot be reached, or ended the connection."""
+    """Return the error for a server that failed, cannot be reached, or ended the connection."""
     said = exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
-    if (exc.sqlstate or "")[:2] in _EXHAUSTED:
+    if cure := _CURES.get((exc.sqlstate or "")[:2]):
         return errors.RegistryUnavailable(
-            f"Postgres lacks a resource ({_said(said)}), and the transaction was rolled back. Give its server what the "
-            "brackets name, such as disk space, memory or more connections"
+            f"the server of Postgres failed ({_said(said)}), and the transaction was rolled back. {cure}"
         )
     return errors.RegistryUnavailable(
         f"Postgres cannot be reached ({said}). A transaction that was not yet committing wrote nothing. Check that Postgres "
@@ -263,8 +262,11 @@ def role_required() -> Iterator[None]:
         ) from exc
 
 
-_EXHAUSTED = frozenset({"53", "58"})
-"""Classes of SQLSTATE: insufficient resources, and errors of the server's disk."""
+_CURES = {
+    "53": "Give it what the brackets name, such as disk space or memory",
+    "58": "Look into its log, and check its disk",
+}
+"""Advice by the class of SQLSTATE: insufficient resources, and errors of the server's system."""
 _NOT_CONNECTED = (
     re.compile(r"connection to server at \"([\w.:%-]+)\"(?: \([^)]*\))?, (port \d+) failed: ([^\n@]*)(?:\n|$)"),
     re.compile(r"connection to server on (socket \"[^\"@]*\") failed: ([^\n@]*)(?:\n|$)"),

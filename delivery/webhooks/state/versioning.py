@@ -21,7 +21,8 @@ def read(stored: bytes, version: int, name: str, *, oldest: int | None = None) -
     """
     if not stored:
         raise errors.StateUnreadable(
-            f"{name} is empty, and no version of fanout writes that. Nothing was changed. Restore a backup of the checkpoint"
+            f"{name} is empty, and no version of fanout writes that. Nothing was changed. Send this message to the "
+            "maintainers of the platform, with the lane's log"
         )
     oldest = version if oldest is None else oldest
     if not oldest <= stored[0] <= version:

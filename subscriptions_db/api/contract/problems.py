@@ -1,6 +1,6 @@
 """Build the problem documents of refused requests (RFC 9457, problem+json), and translate the platform's errors into them.
 
-Log the errors whose text the client does not get.
+Log the error behind a 503, because the client does not get the text of the error.
 
 Runs in the API. `fanout openapi` and `make docs` build problems too, for the examples.
 """
@@ -93,7 +93,7 @@ INTERNAL = "the platform failed unexpectedly, and its log says why: repeat the r
 
 
 class Refused(Exception):
-    """Raised to refuse a request. Has the problem document and the headers of the answer."""
+    """Raised to refuse a request. Has the problem document, and the additional headers of the answer."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Refused(Exception):
         headers: dict[str, str] | None = None,
         code: str | None = None,
     ) -> None:
-        """`wrong` has the path and the problem of each invalid field. `code` is one of OTHER_TITLES; None: `status` decides."""
+        """`wrong` has the path and the problem of each invalid field. `code` is one of OTHER_TITLES. None: that of `status`."""
         super().__init__(status, detail)
         self.headers = headers or {}
         self.cause: errors.FanoutError | None = None
@@ -124,7 +124,7 @@ def question_closed() -> Refused:
 
 
 def quota_reached(detail: str) -> Refused:
-    """Return the 429 for a request beyond a quota. It has no `Retry-After`, because waiting does not help."""
+    """Return the 429 for a request beyond a customer's quota. It has no `Retry-After`, because waiting does not help."""
     return Refused(429, detail, code=QUOTA)
 
 
@@ -148,23 +148,27 @@ def not_ready(exc: errors.FanoutError) -> Refused:
 def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
     """Return the 422 for a body or a query that pydantic refuses.
 
-    For an unknown field, the answer suggests a field of `model`, the type of the body or query. None: no suggestion.
+    `model` is the type of the body or query. For an unknown field, the answer names the field of `model` with a similar name.
+    If there is none, the answer lists all fields of `model`. None: the answer names no fields.
     """
     return invalid(*((mistake.path, mistake.problem) for mistake in mistakes.found(exc, model)))
 
 
 def from_error(exc: errors.FanoutError) -> Refused:
-    """Return the problem for an error of the platform (delivery/errors.py). A 503 has the error as its `cause`."""
+    """Return the problem for an error of the platform (delivery/errors.py).
+
+    An error that the operator has to repair is the `cause` of the problem.
+    """
     if isinstance(exc, errors.RegistrationError):
         found = exc.found if isinstance(exc, errors.ManifestRefused) else (exc,)
         return invalid(*((_ROW.sub("", mistake.path), mistake.problem) for mistake in found))
     if isinstance(exc, errors.SealError):
-        return Refused(
+        refused = Refused(
             409,
             "a stored secret of the endpoint can no longer be opened, so nothing was changed: send auth and tls in full, or "
             "ask the operator",
         )
-    if isinstance(exc, errors.SettingsError):
+    elif isinstance(exc, errors.SettingsError):
         refused = unavailable("the service is misconfigured: ask the operator, whose log names the setting, then try again")
     else:
         # Without the text of Postgres, which may name hosts and roles.
@@ -174,7 +178,7 @@ def from_error(exc: errors.FanoutError) -> Refused:
 
 
 class CauseLog:
-    """Log the causes of refusals, one line in LOG_EVERY_S for each kind of cause. Lives on the event loop."""
+    """Log the causes of refusals: for each kind of cause, at most one line in LOG_EVERY_S seconds. Lives on the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -185,9 +189,9 @@ class CauseLog:
         """Kind of cause → number of refusals since its last line, which were not logged."""
 
     def write(self, refused: Refused, request_id: str) -> None:
-        """Log the cause of a refusal, if it has one, unless a line about the same kind is less than LOG_EVERY_S old.
+        """Log the cause of a refusal, if it has one, unless a line about the same kind of cause is less than LOG_EVERY_S old.
 
-        The field `left_out` counts the refusals of the kind since its last line, which were not logged.
+        The field `left_out` of the line is the number of refusals of this kind that were not logged since the last line.
         """
         cause = refused.cause
         if cause is None:
@@ -201,5 +205,7 @@ class CauseLog:
         if isinstance(cause, errors.SettingsError):
             said = "requests are answered with 503 until a setting is corrected and the API restarted: %s"
             log.error(said, cause, extra=extra)
+        elif isinstance(cause, errors.SealError):
+            log.error("a change is answered with 409, because a stored secret cannot be opened: %s", cause, extra=extra)
         else:
             log.warning("a request is answered with 503, which asks the client to try again: %s", cause, extra=extra)

@@ -127,20 +127,21 @@ def test_everything_is_all_endpoints_of_the_customer(other, operator):
 
 
 @pytest.mark.parametrize(
-    ("body", "field"),
+    ("body", "field", "problem"),
     [
-        ({"action": "pause"}, "endpoints"),
-        ({"action": "pause", "everything": True, "q": "x"}, "endpoints"),
-        ({"action": "pause", "endpoints": ["a"], "status": "active"}, "endpoints"),
-        ({"action": "pause", "everything": True, "rotation": {}}, "rotation"),
-        ({"action": "destroy", "everything": True}, "action"),
-        ({"action": "pause", "endpoints": ["e"] * (MAX_ENDPOINTS + 1)}, "endpoints"),
-        ({"action": "pause", "everything": True, "limit": MAX_ENDPOINTS + 1}, "limit"),
+        ({"action": "pause"}, "endpoints", "is missing"),
+        ({"action": "pause", "everything": True, "q": "x"}, "endpoints", "exclude each other"),
+        ({"action": "pause", "endpoints": ["a"], "status": "active"}, "endpoints", "exclude each other"),
+        ({"action": "pause", "everything": True, "rotation": {}}, "rotation", "only for the action rotate_secret"),
+        ({"action": "destroy", "everything": True}, "action", ""),
+        ({"action": "pause", "endpoints": ["e"] * (MAX_ENDPOINTS + 1)}, "endpoints", ""),
+        ({"action": "pause", "everything": True, "limit": MAX_ENDPOINTS + 1}, "limit", ""),
     ],
 )
-def test_a_request_that_names_its_endpoints_twice_or_not_at_all_is_refused(acme, body, field):
+def test_a_request_that_names_its_endpoints_twice_or_not_at_all_is_refused(acme, body, field, problem):
     answer = acme.post(PATH, body)
     assert (answer.status, answer.fields) == (422, [field])
+    assert problem in answer.json["errors"][0]["problem"]
 
 
 def test_a_request_names_as_many_endpoints_as_the_limit(acme):

@@ -361,8 +361,10 @@ def test_dead_letters_are_parked_listed_and_unparked(served, acme, poller):
     assert (back["total"], back["is_total_exact"], page["total"]) == (3, True, None)
     assert ids(poller.get(f"{path}/parked?q=%25&endpoint=acme-orders")) == []
     assert ids(poller.get(f"{path}/parked?url=ACME.example&event_type=order.*")) == given
-    assert acme.post(f"{path}/unpark", {}).fields == ["letters"]
-    assert acme.post(f"{path}/unpark", {"letters": given, "everything": True}).fields == ["letters"]
+    for body, problem in (({}, "is missing"), ({"letters": given, "everything": True}, "is given beside everything")):
+        refused = acme.post(f"{path}/unpark", body)
+        assert refused.fields == ["letters"]
+        assert refused.json["errors"][0]["problem"].startswith(problem)
     assert acme.post(f"{path}/unpark", {"letters": ["9" * 19, given[0]]}).json == {"letters": given[:1], "has_more": False}
     assert acme.post(f"{path}/unpark", {"everything": True}).json["letters"] == given[1:]
     assert poller.get(f"{path}/parked").json["items"] == []

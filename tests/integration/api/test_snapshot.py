@@ -255,3 +255,5 @@ def test_no_customers_key_reads_the_registry(served):
         assert served.client(served.keys[name]).get(PATH).status == 403
     with served.registry() as opened, pytest.raises(connect.errors.RegistrationError, match="belongs to no customer"):
         keys.create(opened, customer_id="acme", scope=Scope.EXECUTOR)
+    with served.registry() as opened, pytest.raises(connect.errors.RegistrationError, match="needs a customer"):
+        keys.create(opened, customer_id=None, scope=Scope.READ_ONLY)

@@ -39,6 +39,7 @@ def producer(kafka):
         ({"partitioner": VALUE}, r"^setting kafka\.librdkafka_options, option partitioner: .*refuses the value"),
         ({"debug": VALUE, "client.id": "debugger"}, r"^setting kafka\.librdkafka_options, option debug: .*refuses the value"),
         ({"error_cb": VALUE}, r"^setting kafka\.librdkafka_options, option error_cb: .*takes a function"),
+        ({"throttle_cb": VALUE}, r"^setting kafka\.librdkafka_options, option throttle_cb: .*takes a function"),
         ({"default.topic.config": VALUE}, r"^settings of \[kafka\] or kafka\.librdkafka_options: .*a function or a table"),
         ({"plugin.library.paths": VALUE}, r"^settings of \[kafka\] or kafka\.librdkafka_options: .*refuses the value"),
     ],

@@ -47,6 +47,12 @@ def test_files_and_standard_input_are_read(tmp_path):
     assert tried(str(file), "-", input=EVENT).exit_code == 0
 
 
+def test_standard_input_is_read_for_one_option_only():
+    """Regression: the second option was empty, and the message said that the event is not JSON."""
+    with pytest.raises(errors.RegistrationError, match="--event: standard input is empty, or another option has read it"):
+        raise tried("-", "-", input=LARGE).exception
+
+
 @pytest.mark.parametrize(
     ("pattern", "event", "said"),
     [

@@ -60,6 +60,9 @@ def test_a_valid_schema_with_matching_examples_is_accepted():
             {"$schema": "http://json-schema.org/draft-07/schema#"},
             "json_schema.$schema: must be https://json-schema.org/draft/2020-12",
         ),
+        ({"type": "text"}, "json_schema.type: must be one of array"),
+        # Regression: the types were listed for a property with the name `type` too.
+        ({"properties": {"type": 5}}, "json_schema.properties.type: 5 is not of type"),
         ({"$ref": "https://example.com/a.json"}, "json_schema.$ref: does not resolve"),
         ({"items": {"$ref": "file:///etc/passwd"}}, "json_schema.items.$ref: does not resolve"),
         ({"allOf": [{"$ref": event_types.DIALECT}]}, "json_schema.allOf[0].$ref: does not resolve"),

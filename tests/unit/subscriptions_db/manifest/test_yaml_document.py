@@ -7,22 +7,20 @@ from subscriptions_db.manifest import yaml_document
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "problem"),
     [
-        "!!timestamp x",
-        "!!timestamp 2024-13-45",
-        "!!bool x",
-        "!!int ''",
-        "!!float ''",
-        "!!float " + "1:" * 300 + "1",
-        "1" * 5000,
+        ("!!timestamp x", "a value does not fit its tag !!timestamp"),
+        ("!!timestamp 2024-13-45", "a value does not fit its tag !!timestamp"),
+        ("!!bool x", "a value does not fit its tag !!bool"),
+        ("!!int ''", "a value does not fit its tag !!int"),
+        ("!!float ''", "a value does not fit its tag !!float"),
+        ("!!float " + "1:" * 300 + "1", "a value does not fit its tag !!float"),
+        ("1" * 5000, "a number has too many digits"),
     ],
 )
-def test_a_value_that_does_not_fit_its_tag_is_named_by_its_line(value):
+def test_a_value_that_does_not_fit_its_tag_is_named_by_its_line(value, problem):
     """Regression: `!!timestamp x`, `!!bool x`, an empty `!!int` and a large `!!float` ended in tracebacks."""
-    with pytest.raises(
-        errors.RegistrationError, match=r"^f:2: not YAML: a (value does not fit its tag !!|number has too many digits)"
-    ):
+    with pytest.raises(errors.RegistrationError, match=rf"^f:2: not YAML: {problem}: "):
         yaml_document.read(f"a: 1\nb: {value}\n", "f")
 
 

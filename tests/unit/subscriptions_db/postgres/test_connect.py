@@ -38,10 +38,10 @@ def test_each_psycopg_error_has_an_error_of_the_platform(raised, becomes):
     assert "\n" not in str(translated.value)
 
 
-def test_a_full_disk_is_not_called_an_unreachable_server():
-    with pytest.raises(errors.RegistryUnavailable, match="lacks a resource") as translated, connect.translated_errors():
-        raise psycopg.errors.DiskFull("could not extend file")
-    assert "cannot be reached" not in str(translated.value)
+@pytest.mark.parametrize(("raised", "cure"), [(psycopg.errors.DiskFull, "disk space"), (psycopg.errors.IoError, "its log")])
+def test_a_full_or_broken_disk_is_not_called_an_unreachable_server(raised, cure):
+    with pytest.raises(errors.RegistryUnavailable, match=f"the server of Postgres failed.*{cure}"), connect.translated_errors():
+        raise raised("could not extend file")
 
 
 def test_a_value_that_cannot_be_stored_is_not_quoted():

@@ -79,6 +79,12 @@ def test_invalid_tls_settings_are_refused_unquoted(settings, path):
     assert not any(word in str(refused.value) for word in ("nonsense", "BEGIN", "hunter2"))
 
 
+def test_a_chain_that_is_too_long_is_told_from_one_that_does_not_fit():
+    for certificate, problem in ((CLIENT.pem * 1000, "at most 48 KiB each"), (CLIENT.pem, "belong together")):
+        with pytest.raises(errors.TargetRefused, match=problem):
+            tls.context(Tls(certificate=certificate, key=Secret(OTHER.key.encode())))
+
+
 def test_the_systems_authorities_are_read_when_needed_or_at_once():
     """OpenSSL reads single authorities from a folder with hashed names. Without one, the whole bundle is loaded."""
     folder = ssl.get_default_verify_paths().capath

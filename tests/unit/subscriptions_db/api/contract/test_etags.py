@@ -74,3 +74,18 @@ def test_a_change_is_refused_unless_its_conditions_hold(if_match, if_none_match,
     with pytest.raises(problems.Refused) as refused:
         etags.require(conditions, etag)
     assert refused.value.problem.status == status
+
+
+@pytest.mark.parametrize(
+    ("if_match", "if_none_match", "etag", "why"),
+    [
+        ("*", None, None, "there is no such resource"),
+        ('"other"', None, TAG, "the resource is not the one in If-Match"),
+        (None, "*", TAG, "the resource exists"),
+        (None, TAG, TAG, "If-None-Match names the resource as it is"),
+    ],
+)
+def test_a_condition_that_does_not_hold_is_named(if_match, if_none_match, etag, why):
+    with pytest.raises(problems.Refused) as refused:
+        etags.require(etags.Conditions(if_match, if_none_match), etag)
+    assert refused.value.problem.detail.startswith(f"{why}, so nothing was changed")

@@ -35,10 +35,11 @@ class Log:
         (OUTDATED, logging.WARNING),
         (NO_KAFKA, logging.WARNING),
         (WRONG_RING, logging.ERROR),
+        (errors.SealError("the key k1 is not in the key ring"), logging.ERROR),
     ],
 )
-def test_the_cause_of_a_503_is_logged_with_the_request_id(caplog, exc, level):
-    """Regression: only SettingsError was logged, so the operator saw 503 and no reason."""
+def test_a_cause_that_the_operator_repairs_is_logged_with_the_request_id(caplog, exc, level):
+    """Regression: only SettingsError was logged, so the operator saw 503 and no reason. SealError followed later."""
     Log().write(exc)
     [line] = caplog.records
     assert (line.levelno, line.request_id, line.left_out) == (level, "req_1", 0)

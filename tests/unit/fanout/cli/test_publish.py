@@ -1,0 +1,14 @@
+"""`fanout publish` refuses options that contradict one another, before it asks Kafka."""
+
+import pytest
+from typer.testing import CliRunner
+
+from fanout.cli import main
+
+
+@pytest.mark.parametrize("besides", [["events.ndjson"], ["--topic", "events.order"]])
+def test_generated_events_exclude_a_file_and_a_topic(besides):
+    """Regression: the file and the topic were ignored without a message."""
+    refused = CliRunner().invoke(main.app, ["publish", "--generate", "10", *besides])
+    assert refused.exit_code == 2
+    assert "--generate excludes FILE and --topic" in " ".join(refused.output.replace("│", " ").split())
