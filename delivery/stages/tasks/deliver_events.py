@@ -53,10 +53,10 @@ def deliver(
 
 
 def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
-    """Return a frame of `parallelism` empty partitions. The direct lane delivers it once to warm up every worker process.
+    """Return a frame of `parallelism` empty partitions, to warm up the worker processes.
 
-    The first micro-batch of a process takes seconds (imports, the snapshot, connections, the JVM's compiler). With the warm-up
-    no event waits for these seconds.
+    The direct lane delivers it once at its start, except with `--once`. The first micro-batch of a process takes seconds
+    (imports, the snapshot, connections, the JVM's compiler). No event waits for these seconds in a process that was warmed up.
     """
     nothing = spark.range(0, parallelism, 1, parallelism).where("id < 0")
     return nothing.selectExpr(*NO_RECORD)
@@ -78,20 +78,14 @@ class DeliverPartition:
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:
     """Yield the records of an Arrow batch that has COLUMNS, and may have KEY."""
-    columns = (batch.column(name).to_pylist() for name in COLUMNS)
+    *columns, headers = (batch.column(name).to_pylist() for name in COLUMNS)
     keys = batch.column(KEY).to_pylist() if KEY in batch.schema.names else [None] * batch.num_rows
-    for topic, partition, offset, appended_at_ms, value, headers, key in zip(*columns, keys, strict=True):
-        yield Record(
-            topic=topic,
-            partition=partition,
-            offset=offset,
-            appended_at_ms=appended_at_ms,
-            value=value,
-            headers=() if headers is None else _headers(headers),
-            key=key,
-        )
+    # In the order of the fields: keyword arguments would take twice as long.
+    return map(Record, *columns, map(_headers, headers), keys)
 
 
-def _headers(written: str) -> tuple[tuple[str, bytes], ...]:
+def _headers(written: str | None) -> tuple[tuple[str, bytes], ...]:
     """Return a record's headers from the JSON of its column: `[{"key": …, "value": base64}, …]`. A null value becomes b""."""
+    if written is None:
+        return ()
     return tuple((pair["key"], base64.b64decode(pair.get("value", ""))) for pair in orjson.loads(written))

@@ -113,7 +113,9 @@ def _platform_mismatch(event: Event) -> str:
 def require_size(record: Record, value: bytes | None, layout: Layout) -> None:
     """Raise EventRejected if `value` and the record's headers together have more than `Layout.max_bytes`."""
     # Headers count, because a dead letter has them too. A dead letter that Kafka refuses would stop the lane for all customers.
-    size = len(value or b"") + sum(header_bytes(name, content) for name, content in record.headers)
+    size = len(value or b"")
+    if record.headers:
+        size += sum(header_bytes(name, content) for name, content in record.headers)
     if size > layout.max_bytes:
         raise errors.EventRejected(
             "too_large",
@@ -125,7 +127,8 @@ def require_size(record: Record, value: bytes | None, layout: Layout) -> None:
 def require_room(record: Record, json_bytes: int) -> None:
     """Raise EventRejected if a payload of `json_bytes` and the record's headers have more than MAX_KEPT_BYTES.
 
-    Called for payloads that are not JSON. `json_bytes` counts the JSON string that stands for the payload.
+    Called for opaque payloads, and for framed values, which endpoints may get as opaque payloads. `json_bytes` counts the JSON
+    string that stands for the payload.
     """
     size = json_bytes + sum(header_bytes(name, content) for name, content in record.headers)
     if size > MAX_KEPT_BYTES:
@@ -137,11 +140,11 @@ def require_room(record: Record, json_bytes: int) -> None:
 
 
 def header_bytes(name: str, content: bytes) -> int:
-    """Return the number of bytes for which a record's header counts towards `Layout.max_bytes`.
+    """Return the number of bytes for which a record's header counts towards `Layout.max_bytes` and MAX_KEPT_BYTES.
 
     The number is at least three quarters of the header's bytes in the JSON of a dead letter. The header's bytes in Kafka would
-    be no measure: an empty header has two bytes in Kafka and thirty in that JSON, and a control character in a name has one and
-    six.
+    be no measure. An empty header has two bytes in Kafka, and thirty in that JSON. A control character in a header's name has
+    one byte in Kafka, and six in that JSON.
     """
     return len(orjson.dumps(name)) + len(content) + HEADER_OVERHEAD_BYTES
 
@@ -181,7 +184,7 @@ def _require_blank_payload(record: Record, value: bytes | None) -> None:
     """Raise EventRejected for a record whose value is missing or blank, except for two kinds of CloudEvents in binary mode.
 
     1. The record has no value (a tombstone). The event has no payload.
-    2. The value is blank, and the `content-type` is not JSON. The value is the opaque payload.
+    2. The value is blank, and the `content-type` is present and not JSON. The value is the opaque payload.
     """
     headers = {name.lower(): content for name, content in record.headers}
     content_type = headers.get("content-type", b"").strip().lower()
@@ -320,7 +323,7 @@ def _plain(record: Record, value: bytes, layout: Layout) -> Event:
         event_type=_optional(at(document, layout.type_path), layout.type_path)
         or record.topic.removeprefix(layout.topic_prefix),
         source=record.topic,
-        tenant_id=TenantId(_required(at(document, layout.tenant_path), ".".join(layout.tenant_path))),
+        tenant_id=TenantId(_required(at(document, layout.tenant_path), layout.tenant_path)),
         sub_tenant_id=_sub_tenant(at(document, layout.sub_tenant_path), layout.sub_tenant_path),
         time=time or event_times.of_record(record.appended_at_ms),
         data=value,
@@ -360,22 +363,25 @@ def _optional(value: Any, name: str | tuple[str, ...]) -> str | None:
     Raise EventRejected for any other value, and for text that is too long or not printable. `name` is the attribute's name, or
     its path in plain JSON, for the text of the error.
     """
-    if _is_missing(value):
+    if value is None or value == "":
         return None
-    if isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int:  # a bool is no id
         value = str(value)
     if not isinstance(value, str) or len(value) > MAX_ATTRIBUTE_CHARS or not value.isprintable():
-        name = name if isinstance(name, str) else ".".join(name)
-        problem = f"{name} is not printable text of 1 to {MAX_ATTRIBUTE_CHARS} characters: shorten or correct it"
+        problem = f"{_dotted(name)} is not printable text of 1 to {MAX_ATTRIBUTE_CHARS} characters: shorten or correct it"
         raise errors.EventRejected("bad_attribute", problem)
     return value
 
 
-def _required(value: Any, name: str) -> str:
+def _required(value: Any, name: str | tuple[str, ...]) -> str:
     text = _optional(value, name)
     if text is None:
-        raise errors.EventRejected("missing_attribute", f"the event has no {name}: add it")
+        raise errors.EventRejected("missing_attribute", f"the event has no {_dotted(name)}: add it")
     return text
+
+
+def _dotted(name: str | tuple[str, ...]) -> str:
+    return name if isinstance(name, str) else ".".join(name)
 
 
 def _sub_tenant(value: Any, name: str | tuple[str, ...]) -> SubTenantId | None:

@@ -129,7 +129,10 @@ class Collector:
             self._close_batch(batch, endpoint)
 
     def _close_batch(self, batch: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
-        """Mark a batch as full, and give it to a shard, by the batch's number. Return the endpoint's next, empty batch."""
+        """Mark a batch as full, and keep it for the next rows. Return the endpoint's next, empty batch.
+
+        The endpoint's id and the number of the full batch decide which shard gets the batch.
+        """
         endpoint_id = endpoint.endpoint_id
         batch.mark = segment.Mark.FULL
         shard = segment.shard_of(endpoint_id, self._shards, self._batch_counts[endpoint_id])
@@ -156,17 +159,20 @@ class Collector:
 
 
 def _match_event(now_ms: int, event: Event, due: list[matching.Match]) -> _DueBatches:
-    prepared = _DueBatches([], [])
-    items: dict[EndpointPayload, segment.SegmentItem] = {}
+    collected, skipped = [], []
+    # Endpoints with the same form of the payload share an item. Only a framed value has two forms.
+    item = segment.item(event, now_ms)
+    original = None
     for match in due:
         skip = matching.skip_reason(match.subscription)
-        if skip is None:
-            wanted = match.endpoint.payload
-            item = items.get(wanted) or items.setdefault(wanted, segment.item(opaque.as_received(event, wanted), now_ms))
-            prepared.collected.append((item, match))
+        if skip is not None:
+            skipped.append(Outcome(delivery=_unsent(event, match), kind=OutcomeKind.SKIPPED, reason=skip))
+        elif event.framed is None or match.endpoint.payload is EndpointPayload.JSON:
+            collected.append((item, match))
         else:
-            prepared.skipped.append(Outcome(delivery=_unsent(event, match), kind=OutcomeKind.SKIPPED, reason=skip))
-    return prepared
+            original = original or segment.item(opaque.as_received(event, EndpointPayload.ORIGINAL), now_ms)
+            collected.append((original, match))
+    return _DueBatches(collected, skipped)
 
 
 def _unsent(event: Event, match: matching.Match) -> Delivery:

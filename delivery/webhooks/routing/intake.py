@@ -127,8 +127,7 @@ class Intake(Generic[Prepared]):
         """
         if self.paused and (record.topic, record.partition) in self.paused:
             return None
-        # Read before the look-ups: a change between two look-ups may be missing in the first answer.
-        revision = self._registry.revision
+        receipt = self._receipts.get((record.topic, record.partition)) or self._new_receipt(record)
         try:
             event = parsing.parse(record, self._layout) if self._formats is None else await self._formats.event(record)
             router = await self._registry.router_for(event)
@@ -138,12 +137,13 @@ class Intake(Generic[Prepared]):
                 self._require_new_id(event)
             prepared = self._prepare(event, due) if due else None
         except errors.BatchFound as batch:
-            self._count(record, revision)
+            self._count(record, receipt)
             if self._keeps_batches:
                 self._batches.append(batch_records.BatchRecord(record, batch.events, batch.written_bytes))
             return None
         except errors.EventRejected as exc:
-            self._count(record, revision).rejected += 1
+            self._count(record, receipt)
+            receipt.rejected += 1
             rejections.append(Rejection(record=record, reason=exc.reason, detail=exc.detail))
             return None
         except errors.SchemaRegistryUnavailable as away:
@@ -160,11 +160,12 @@ class Intake(Generic[Prepared]):
                 "event again when the cause is mended",
                 extra={"topic": record.topic, "partition": record.partition, "offset": record.offset},
             )
-            self._count(record, revision).rejected += 1
+            self._count(record, receipt)
+            receipt.rejected += 1
             rejections.append(Rejection(record=record, reason=UNFORESEEN, detail=error_classes.UNFORESEEN_DETAIL))
             return None
         self._invalid_times += event.has_invalid_time
-        receipt = self._count(record, revision)
+        self._count(record, receipt)
         if due:
             receipt.due += len(due)
             self._seen.add(event)
@@ -198,22 +199,26 @@ class Intake(Generic[Prepared]):
                 "an earlier event has this source and id, and another payload: publish the event again with an id of its own",
             )
 
-    def _count(self, record: Record, revision: Revision) -> Receipt:
-        """Count a record, which was routed by `revision` or later, in its offset receipt. Return the receipt."""
-        key = (record.topic, record.partition)
-        receipt = self._receipts.get(key)
-        if receipt is None:
-            receipt = self._receipts[key] = Receipt(
-                lane=self._mode,
-                topic=record.topic,
-                partition=record.partition,
-                revision=revision,
-                first_offset=record.offset,
-                last_offset=record.offset,
-            )
+    def _new_receipt(self, record: Record) -> Receipt:
+        """Return the receipt of the record's partition, before its first record is counted.
+
+        The revision is read here, before the look-ups: a change between two look-ups may be missing in the first answer.
+        """
+        return Receipt(
+            lane=self._mode,
+            topic=record.topic,
+            partition=record.partition,
+            revision=self._registry.revision,
+            first_offset=record.offset,
+            last_offset=record.offset,
+        )
+
+    def _count(self, record: Record, receipt: Receipt) -> None:
+        """Count a record in the receipt of its partition, and keep the receipt."""
+        if not receipt.records:
+            self._receipts[record.topic, record.partition] = receipt
         receipt.last_offset = record.offset
         receipt.records += 1
-        return receipt
 
 
 def _require_active(event: Event, router: registries.EventRouter) -> None:

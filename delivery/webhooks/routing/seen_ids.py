@@ -54,12 +54,10 @@ class _Memory:
 
         The digest of the first payload stays. So a micro-batch that runs again decides the same about each event.
         """
-        first = self._newer.get(key)
-        if first is None:
-            first = self._older.get(key, digest)
-            if len(self._newer) >= self._max_ids:
-                self._older, self._newer = self._newer, {}
-            self._newer[key] = first
+        newer = self._newer
+        first = newer.setdefault(key, self._older.get(key, digest))
+        if len(newer) >= self._max_ids:
+            self._older, self._newer = newer, {}
         return first
 
     def __len__(self) -> int:
