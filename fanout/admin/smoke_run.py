@@ -290,7 +290,7 @@ class DeliveryLog:
                 "grant Describe on the topic to the login"
             )
         self.seen = Seen()
-        self._kafka, self._key = config.kafka, endpoint_id.encode()
+        self._kafka, self._topic, self._key = config.kafka, name, endpoint_id.encode()
         own = {"group.id": "fanout-smoke-test", "enable.auto.commit": False}
         self._consumer = kafka_clients.consumer(config.kafka, own)
         self._consumer.assign([confluent_kafka.TopicPartition(*extent.place, extent.end) for extent in extents])
@@ -303,7 +303,7 @@ class DeliveryLog:
         for message in self._consumer.consume(1000, 0):
             error = message.error()
             if error is not None and error.code() == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise topics.unavailable(self._kafka, confluent_kafka.KafkaException(error), "to read the attempts topic")
+                raise topics.unavailable(self._kafka, confluent_kafka.KafkaException(error), f"to read topic {self._topic}")
             if error is None and message.key() == self._key:
                 self.seen.add(message.value() or b"")
 

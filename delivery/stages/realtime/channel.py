@@ -41,7 +41,7 @@ class ChannelBroken(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The driver's address and the query's key, as a worker needs them to connect. Survives pickling."""
+    """The address of the driver, and the secret key of the query's messages: a worker needs both. Survives pickling."""
 
     host: str
     port: int

@@ -69,8 +69,9 @@ class RealtimeTask:
 
     Created in the task's thread. The constructor exchanges the first report and update with the driver, before the task reads
     any record. `link` is the connection to the driver, and `number` the task's number in its stage. `ended` has the deliveries
-    that had ended before this query started. The task does not start them again. A stopped task waits up to `stop_within_s`
-    seconds for background attempts. Then it waits up to `stop_within_s` + `stopped_s` seconds for the end of its query.
+    that had ended before this query started. The task does not start them again. A stopped task first waits up to
+    `stop_within_s` seconds for its background attempts. After that the task waits for the end of its query, because other tasks
+    may still wait for their attempts: up to another `stop_within_s` + `stopped_s` seconds.
     """
 
     def __init__(

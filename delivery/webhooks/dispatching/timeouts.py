@@ -112,16 +112,16 @@ class QuickRetries(Generic[Sent]):
         self._timers[pending] = loop.call_later(wait_s, self._end, pending), loop.time() + wait_s
 
     def end_scheduled(self) -> list[tuple[PendingDelivery[Sent], float]]:
-        """End the waits of deliveries to endpoints with a retry schedule; return these deliveries, each with the seconds left.
+        """End the waits of deliveries to endpoints with a retry schedule, without a call of the constructor's `retry`.
 
-        `retry` is not called.
+        Return these deliveries, each with the seconds that were left until its quick retry.
         """
         now = asyncio.get_running_loop().time()
         ended = [pending for pending in self._timers if pending.delivery.endpoint.retrying.schedule_s]
         return [(pending, self._cancelled(pending, now)) for pending in ended]
 
     def cancel(self) -> None:
-        """End all waits; `retry` is not called."""
+        """End all waits, without a call of the constructor's `retry`."""
         for timer, _ in self._timers.values():
             timer.cancel()
         self._timers.clear()

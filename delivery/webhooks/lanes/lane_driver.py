@@ -205,7 +205,10 @@ class LeaseDriver:
         yield self._thread.run(self._finish_task())
 
     def drain(self) -> retry_lane.LeaseResults | None:
-        """Return the results so far of all leases, without waiting for leases. None: there is no new result."""
+        """Return the results since the last call, without waiting for leases. None: there are none.
+
+        Of a lease in flight these are its accepted deliveries. All its other results come when the lease has ended.
+        """
         return self._thread.call(self._retry.drain)
 
     async def _finish_task(self) -> retry_lane.LeaseResults:

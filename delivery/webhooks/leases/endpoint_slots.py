@@ -35,7 +35,7 @@ class SharedLimits(NamedTuple):
         return host_limits.RECHECK_S if self.full_host(now) is not None else self._rate_wait_s(now)
 
     def full_host(self, now: float) -> host_limits.Host | None:
-        """Return the host if the next request waits for the limits of the host, and not for the rate; else None."""
+        """Return the host if the next request waits for the host's limits, and not for the endpoint's own rate; else None."""
         return None if self.host is None or self.host.has_room or self._rate_wait_s(now) else self.host
 
     def _rate_wait_s(self, now: float) -> float:

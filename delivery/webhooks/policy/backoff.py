@@ -1,4 +1,4 @@
-"""Decide whether a failed attempt is repeated, and when. Pure.
+"""Decide whether a failed attempt is repeated, and when. Pure, except for the random part of waits.
 
 A fast lane (direct, batch, real-time) repeats an attempt within seconds: a quick retry. The retry lane repeats attempts by the
 endpoint's schedule. Nothing waits in this module. A dispatcher (delivery.webhooks.dispatching.dispatch) waits for quick

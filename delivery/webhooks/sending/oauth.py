@@ -178,8 +178,9 @@ class Tokens:
 
 
 def _parsed(answer: transport.Response) -> tuple[bytes, float]:
-    """Return the header line with the token in a response, and the token's lifetime in seconds (RFC 6749, section 5.1).
+    """Read the response of a token server (RFC 6749, section 5.1).
 
+    Return the `authorization` header line that sends the token to the endpoint, and the token's lifetime in seconds.
     Raise TokenRefused if the response has no usable token.
     """
     try:

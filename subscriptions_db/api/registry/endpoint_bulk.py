@@ -50,7 +50,7 @@ class BulkResult(enum.StrEnum):
 
 
 class EndpointCriteria(described.DescribedModel):
-    """Search criteria for endpoints, the same as for the list of endpoints."""
+    """Search criteria for endpoints: those of the list of endpoints, except `customer`."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -175,8 +175,11 @@ def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
     if wanted.action is BulkAction.ROTATE_SECRET:
         raise problems.Refused(403, "a key with scope write_only sees no secret and rotates none: use another key")
     if wanted.endpoints is None or wanted.dry_run:
-        reading = "q, status, metadata, everything and dry_run read the registry"
-        raise problems.Refused(403, f"a key with scope write_only reads nothing, and {reading}: name the ids as endpoints")
+        problem = (
+            "a key with scope write_only reads nothing, and q, status, metadata, everything and dry_run read the registry: "
+            "leave them out, and name the ids in endpoints"
+        )
+        raise problems.Refused(403, problem)
 
 
 def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[str], bool]:

@@ -371,7 +371,7 @@ def _header(request: web.Request, name: str) -> str | None:
 
 
 def _conditions(route: Route, request: web.Request) -> etags.Conditions:
-    """Return the conditions if the route may answer 412, else UNCONDITIONAL; raise Refused if the route refuses conditions."""
+    """Return the conditions of a request for a route that evaluates them, else UNCONDITIONAL; refuse conditions of others."""
     if route.refuses_conditions:
         etags.require_none(request.headers)
     if not route.may_answer_412:

@@ -60,7 +60,10 @@ def search(
 
 
 def count(connection: connect.Connection, customer_id: str, asked: AttemptSearch) -> records.Total:
-    """Return the number of matching attempts among the newest MAX_EXAMINED records."""
+    """Return the number of matching attempts among MAX_EXAMINED records.
+
+    These are the customer's newest records within the period, the endpoint and the `webhook-id` that the search names.
+    """
     return records.count(connection, "attempts", records.parameters(customer_id, asked), most=MAX_EXAMINED)
 
 

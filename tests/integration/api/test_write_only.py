@@ -53,7 +53,7 @@ def test_the_secret_of_its_endpoint_is_rotated_by_another_key(writer, acme):
 def test_a_bulk_change_by_search_is_refused(writer, search, dry_run):
     """A search answered with the ids that match, so the key read URLs, descriptions, metadata and statuses by trying."""
     refused = writer.post("/v1/endpoints/bulk", {"action": "pause", "dry_run": dry_run} | search)
-    assert (refused.status, "name the ids as endpoints" in refused.json["detail"]) == (403, True)
+    assert (refused.status, "name the ids in endpoints" in refused.json["detail"]) == (403, True)
 
 
 def test_a_dry_run_of_a_bulk_change_is_refused(writer):

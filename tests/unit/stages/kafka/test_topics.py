@@ -17,7 +17,11 @@ from delivery.stages.kafka import topics
         (KafkaError._TIMED_OUT, "Kafka at k:1 does not answer (_TIMED_OUT): start it, or correct the settings of [kafka]"),
         (
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
-            "Kafka at k:1 refuses a request to list topics (Broker: Topic authorization failed): if the login has",
+            "Kafka at k:1 refuses a request to list topics (Broker: Topic authorization failed): grant the right to this login",
+        ),
+        (
+            KafkaError.INVALID_REQUEST,
+            "Kafka at k:1 refuses a request to list topics (Broker: Invalid request): check the brokers",
         ),
     ],
 )
