@@ -110,8 +110,15 @@ class HoldingReceiver(receiver.Receiver):
             self.release_answers()
 
     def release_answers(self):
+        """Let the held answers go, and answer later requests at once."""
         self._before_hold = math.inf
         self._loop.call_soon_threadsafe(self._released.set)
+
+    def release_held_answers(self):
+        """Let the held answers go, and hold those to later requests until the next call."""
+        self._before_hold = 0
+        released, self._released = self._released, asyncio.Event()
+        self._loop.call_soon_threadsafe(released.set)
 
     async def _handle(self, request):
         response = await super()._handle(request)

@@ -8,8 +8,8 @@ import pytest
 import standardwebhooks
 from psycopg import conninfo
 
-from delivery.job import COMMITTED
 from delivery.registry_model import SignatureScheme
+from delivery.stages.lanes.supervisor import COMMITTED
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import retry_messages, retry_records
 from fanout.admin import registry_commands, smoke_run

@@ -83,7 +83,7 @@ def run(frame, begin, folder, micro_batches, waits):
             try:
                 started.awaitTermination(0.1)
             except StreamingQueryException as failure:
-                if left or not streaming_lane._NO_PLAN.match(str(failure)):
+                if left or not streaming_lane.is_unplanned(str(failure)):
                     raise
                 started = writer.start()
     finally:

@@ -256,7 +256,7 @@ class StreamingLane(Generic[Registry]):
             self._absences += 1
             log.warning(WAITS_FOR_KAFKA, self._name, cause_of(text))
             return Result.KAFKA_AWAY
-        if _NO_PLAN.match(text) and self._absences < MOST_FAILED_PLANS:
+        if is_unplanned(text) and self._absences < MOST_FAILED_PLANS:
             self._absences += 1
             log.warning(
                 "lane %s could not be planned and tries again: no Python process started within 10 s on this machine. If it "
@@ -297,6 +297,11 @@ def _committed(progress: StreamingQueryProgress) -> int:
     If there was nothing to do, the report names the next micro-batch, which has not started.
     """
     return int(progress["batchId"]) - ("addBatch" not in progress["durationMs"])
+
+
+def is_unplanned(text: str) -> bool:
+    """Return True if a query ended with this error because Spark could not plan it on a busy machine: it may be repeated."""
+    return _NO_PLAN.match(text) is not None
 
 
 def cause_of(failure: str) -> str:
