@@ -75,15 +75,15 @@ test-image: prepare
 	@deploy/image/development/build
 	$(BIN)/python -m pytest tests/image $(ARGS)
 
+# Chart and OpenAPI without ARGS: `make test ARGS="-k retry"` may select none of these tests, and pytest fails without a test.
 # The chart, by the helm that deploy/helm/tools.txt pins, unpacked into a cache outside the tree. Another one: make test-chart HELM=…
 TOOLS := $(HOME)/.cache/fanout/bin
 HELM ?= $(TOOLS)/helm
 test-chart: setup
 	@test "$(HELM)" != "$(TOOLS)/helm" || $(BIN)/python deploy/helm/tools $(TOOLS)
-	HELM=$(HELM) $(BIN)/python -m pytest tests/chart $(ARGS)
+	HELM=$(HELM) $(BIN)/python -m pytest tests/chart
 
 # The OpenAPI document, by Redocly and Spectral, which tests/support/node_packages.py installs into a cache outside the tree.
-# Without ARGS: `make test ARGS="-k retry"` would select none of these tests, and pytest fails without a test.
 test-openapi: setup
 	$(BIN)/python -m pytest tests/openapi
 

@@ -10,6 +10,7 @@ import contextlib
 import datetime as dt
 import gc
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,8 @@ LISTED = (
 def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool = False) -> apply.Result:
     """Change the registry to match the manifest in `file`; return the changes. Warnings name lines of the file.
 
+    The file `-` is the standard input.
+
     With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete the endpoints and
     subscriptions of the manifest's customers that the manifest does not name. `strict` refuses a manifest with warnings.
 
@@ -91,10 +94,12 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: bool, strict: bool) -> apply.Result:
     try:
-        text = file.read_bytes()
+        text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as exc:
         raise errors.RegistrationError(str(file), f"cannot be read ({exc.strerror}): name a readable file") from exc
     document = yaml_document.read(text, str(file))
+    if document.root is None:
+        raise errors.RegistrationError(str(file), "is empty: name a document with customers, endpoints and subscriptions")
     with document.naming_lines(str(file)):
         wanted = manifest.check(document.value, plan_builder.guard_of(config.delivery))
         ring = keyring.KeyRing.from_settings(config.keys)

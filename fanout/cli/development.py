@@ -11,6 +11,7 @@ from typing import Annotated
 import orjson
 import typer
 
+from delivery import errors
 from delivery.config import settings_loader
 from fanout.terminal import commands
 from fanout.terminal.commands import AsJson, console
@@ -56,16 +57,23 @@ def demo(
 
 
 def listen(
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")] = 9000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 9000,
     secret: Annotated[
         list[str] | None,
         typer.Option(help="Signing secret (whsec_…) for verification; may be repeated. Default: none is verified."),
     ] = None,
-    status: Annotated[int, typer.Option(help="Answer every request with this status.")] = 200,
+    status: Annotated[int, typer.Option(min=200, max=599, help="Answer every request with this status.")] = 200,
     as_json: AsJson = False,
 ) -> None:
     """Receive webhooks on this machine: print each request, and verify it if --secret is given."""
+    from delivery.webhooks.sending import signing  # noqa: PLC0415
     from fanout.local import receiver  # noqa: PLC0415
+
+    for text in secret or ():
+        try:
+            signing.from_text(text)
+        except errors.RegistrationError as exc:
+            raise typer.BadParameter(f"--secret {exc.problem}") from None
 
     def show(received: receiver.Received) -> None:
         verified = "verified" if received.is_verified else "NOT VERIFIED" if secret else "not checked (no --secret)"

@@ -72,7 +72,7 @@ def db_migrate(
 @app.command()
 def apply(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="YAML document; see docs/registering.md.")],
+    file: Annotated[Path, typer.Argument(help="YAML document (docs/registering.md); `-` is standard input.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, and make none.")] = False,
     prune: Annotated[bool, typer.Option(help="Also delete rows of the file's customers that the file does not name.")] = False,
     strict: Annotated[
@@ -242,9 +242,9 @@ def publish(
     context: typer.Context,
     file: Annotated[Path | None, typer.Argument(help="NDJSON file; `-` is standard input.")] = None,
     topic: Annotated[str | None, typer.Option(help="Topic for all events. Default: by each event's type.")] = None,
-    generate: Annotated[int, typer.Option(help="Generate this many events instead of reading a file.")] = 0,
+    generate: Annotated[int, typer.Option(min=0, help="Generate this many events instead of reading a file.")] = 0,
     event_type: Annotated[str, typer.Option("--type", help="Type of the generated events.")] = "order.created",
-    tenants: Annotated[int, typer.Option(help="Number of tenants of the generated events: tenant-1 to tenant-N.")] = 1,
+    tenants: Annotated[int, typer.Option(min=1, help="Number of tenants of the generated events: tenant-1 to tenant-N.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the generated events.")] = 0,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Also publish events that the job would reject.")] = False,
     as_json: AsJson = False,
@@ -348,7 +348,7 @@ def config_(context: typer.Context, as_json: AsJson = False) -> None:
         {
             "setting": name,
             "value": str(getattr(getattr(loaded, name.split(".")[0]), name.split(".")[1])),
-            "meaning": settings.meaning(name),
+            "meaning": " ".join(settings.meaning(name).split()),
         }
         for name in settings.known_names()
     ]

@@ -35,6 +35,8 @@ def content(option: str, text: str, tried: str) -> bytes:
                 option, f"standard input is empty, or another option has read it, so the {tried} was not tried: name a file"
             )
         return read
+    if not text:
+        raise errors.RegistrationError(option, f"is empty, so the {tried} was not tried: write JSON, or name a file")
     if text.lstrip().startswith(("{", "[")):
         return text.encode()
     try:

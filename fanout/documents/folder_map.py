@@ -52,7 +52,8 @@ AREAS = (
     ),
     Area(
         "delivery/stages",
-        "The Spark application. Runs on the driver. `tasks` and parts of `kafka` and `realtime` run in the executors.",
+        "The Spark application. Runs on the driver. `tasks`, parts of `kafka` and `realtime`, and the modules that start and "
+        "keep the Python workers run in the executors.",
         (
             "delivery.stages.jvm delivery.stages.class_sharing delivery.stages.process_state",
             "delivery.stages.local_address delivery.stages.pyspark_path delivery.stages.kafka",

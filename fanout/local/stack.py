@@ -49,7 +49,12 @@ class Stack:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
-            self._root.mkdir(parents=True, exist_ok=True)
+            try:
+                self._root.mkdir(parents=True, exist_ok=True)
+            except OSError as exc:
+                raise errors.LocalStackError(
+                    f"{self._root} cannot be created ({exc.strerror}), so nothing was started: name another folder"
+                ) from None
             undo.enter_context(_locked(self._root / LOCK))
             if self._is_fresh:
                 _empty(self._root)  # under the lock, so not while another process uses the folder

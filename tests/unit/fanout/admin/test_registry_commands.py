@@ -63,7 +63,7 @@ def test_the_reply_of_a_receiver_is_printed_as_one_line(reply, text):
     assert shown(registry_commands.show_reply, "ep1", reply) == text
 
 
-@pytest.mark.parametrize("text", ["tenants: [", "tenant: []", "tenants: [{id: a b}]"])
+@pytest.mark.parametrize("text", ["tenants: [", "tenant: []", "tenants: [{id: a b}]", "", "# nothing"])
 def test_a_refused_file_says_that_nothing_was_changed(tmp_path, text):
     file = tmp_path / "registry.yaml"
     file.write_text(text)
@@ -71,3 +71,9 @@ def test_a_refused_file_says_that_nothing_was_changed(tmp_path, text):
     assert refused.exit_code == 1
     assert refused.stderr.startswith(f"fanout: {file}")
     assert refused.stderr.endswith("Nothing was changed.\n")
+
+
+def test_a_document_may_come_by_standard_input():
+    """Regression: `-` was taken for the name of a file."""
+    refused = CliRunner().invoke(main.app, ["apply", "-"], input="tenant: []")
+    assert refused.stderr.startswith("fanout: -:1: tenant")

@@ -12,3 +12,11 @@ def test_generated_events_exclude_a_file_and_a_topic(besides):
     refused = CliRunner().invoke(main.app, ["publish", "--generate", "10", *besides])
     assert refused.exit_code == 2
     assert "--generate excludes FILE and --topic" in " ".join(refused.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("option", "value"), [("--tenants", "0"), ("--generate", "-3")])
+def test_a_number_below_the_least_is_refused(option, value):
+    """Regression: no tenants ended in a traceback."""
+    refused = CliRunner().invoke(main.app, ["publish", "--generate", "3", option, value])
+    assert refused.exit_code == 2
+    assert f"Invalid value for '{option}'" in refused.output
