@@ -57,7 +57,7 @@ def demo(
 
 
 def listen(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 9000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1. 0: a free one.")] = 9000,
     secret: Annotated[
         list[str] | None,
         typer.Option(help="Signing secret (whsec_…) for verification; may be repeated. Default: none is verified."),

@@ -8,7 +8,6 @@ from pyspark.errors import StreamingQueryException
 from delivery.model import Attempt, NextAttempt
 from delivery.registry_model import CustomerId, EndpointId
 from delivery.stages.checkpoint import shards
-from delivery.stages.lanes import streaming_lane
 from delivery.stages.tasks import observer, retry_shard, shard_state
 from delivery.webhooks.retries import retry_messages, retry_records, window
 from delivery.webhooks.state.backlog import ShardBacklog
@@ -95,6 +94,8 @@ class Lane:
 
 
 def _run_planned(writer):
+    from delivery.stages.lanes import streaming_lane  # noqa: PLC0415  # workers import this module, and not the driver's
+
     while True:
         try:
             writer.start().awaitTermination()
