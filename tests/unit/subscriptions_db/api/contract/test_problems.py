@@ -66,3 +66,10 @@ def test_a_refusal_that_the_platform_did_not_cause_is_not_logged(caplog):
     log.write(problems.from_error(errors.RegistrationError("url", "is required")), "req_1")
     log.write(problems.unavailable("too many requests are in flight: try again"), "req_1")
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(("exc", "cure"), [(OUTDATED, "run `fanout db migrate`"), (AWAY, "the log of this process says why")])
+def test_a_process_that_is_not_ready_names_the_cure(exc, cure):
+    refused = problems.not_ready(exc).problem
+    assert refused.status == 503
+    assert cure in refused.detail
