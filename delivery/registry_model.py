@@ -6,6 +6,7 @@ Used in every process. Imports the standard library only, so that a process unpi
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NewType
 
@@ -27,6 +28,8 @@ remove it. The registry refuses a tenant of this name."""
 FAILING = "failing"
 """Reason why the platform disables an endpoint: it was active for `retry.disable_after_s` and accepted nothing in that time.
 The other reason is `error_classes.GONE`."""
+Disable = Callable[[Iterable[EndpointId], str], None]
+"""A function that requests to disable endpoints in the registry, for a reason. It returns before the endpoints are disabled."""
 
 
 class TenantStatus(enum.StrEnum):

@@ -22,7 +22,7 @@ import tenacity
 
 from delivery.config import settings
 from delivery.observability import metrics
-from delivery.registry_model import FAILING, EndpointId
+from delivery.registry_model import FAILING, Disable, EndpointId
 from subscriptions_db.postgres import connect
 from subscriptions_db.registration import endpoint_status
 
@@ -44,9 +44,6 @@ endpoint without waiting entries, the request is repeated when the endpoint fail
 Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
 """A function that disables those of the given endpoints that are active, with a reason. It returns the ids of the endpoints
 that it has disabled. For FAILING, an endpoint must have been active for `retry.disable_after_s`."""
-
-Disable = Callable[[Iterable[EndpointId], str], None]
-"""The type of `EndpointDisabler.disable`."""
 
 
 class _Request(NamedTuple):

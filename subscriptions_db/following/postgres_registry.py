@@ -6,6 +6,7 @@ import threading
 from contextlib import AbstractContextManager
 
 from delivery.config import settings
+from delivery.registry_model import Disable
 from subscriptions_db.following import endpoint_disabler, lookup_source, registry_follower
 
 
@@ -25,6 +26,6 @@ class PostgresRegistry:
         """Return Lookups, which wait for Postgres until `stop`. Raise SettingsError if the settings have no valid key ring."""
         return lookup_source.Lookups(self._config, stop=stop)
 
-    def disabling(self, stop: threading.Event) -> AbstractContextManager[endpoint_disabler.Disable]:
+    def disabling(self, stop: threading.Event) -> AbstractContextManager[Disable]:
         """Return a context with the function that requests to disable endpoints. The end of the context sets `stop`."""
         return endpoint_disabler.running(self._config, stop)

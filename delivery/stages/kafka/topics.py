@@ -27,7 +27,13 @@ LOOK_S = 0.2
 """Seconds between two looks at the leaders of new topics. The answer has all topics of the cluster."""
 LEADERS_WITHIN_S = 60
 """Seconds for new topics to get leaders. A broker that had just created 2,000 other topics took more than 10."""
-_NO_RIGHT = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+_NO_RIGHT = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
 """Codes of requests that a broker refuses because the login has no right to them."""
 RETRIES_TOPIC_CONFIG = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
 """Configuration of a new retries topic: the topic takes the largest batch, and keeps records forever. Records that expire
@@ -154,8 +160,8 @@ def unavailable(kafka: settings.KafkaSettings, exc: KafkaException, wish: str) -
             f"Kafka at {kafka.bootstrap_servers} does not answer ({error.name()}): start it, or correct the settings of "
             "[kafka]: addresses, login, TLS"
         )
-    is_right = error.code() in _NO_RIGHT
-    cure = "grant the right to this login (docs/operations.md lists the rights)" if is_right else "check the brokers"
+    lacks_right = error.code() in _NO_RIGHT
+    cure = "grant the right to this login (docs/operations.md lists the rights)" if lacks_right else "check the brokers"
     return errors.KafkaUnavailable(f"Kafka at {kafka.bootstrap_servers} refuses a request {wish} ({error.str()}): {cure}")
 
 

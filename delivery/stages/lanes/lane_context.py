@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 from delivery.config import kafka_clients, plan_builder, settings
 from delivery.observability import health
 from delivery.observability.clock_check import ClockCheck
+from delivery.registry_model import Disable
 from delivery.stages.checkpoint import paused_topics, recovery
 from delivery.stages.kafka import event_writer, kafka_outage, sink
 from delivery.stages.lanes import telemetry
 from delivery.stages.lanes.network_outage import Network
 from delivery.stages.lanes.suppressed_endpoints import SuppressedEndpoints
-from delivery.stages.registry.job_registry import Disable
 from delivery.stages.scaling import size
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.lanes import worker_plan

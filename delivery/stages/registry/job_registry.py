@@ -6,18 +6,14 @@ Runs on the driver. `delivery` imports nothing from `subscriptions_db`: the comm
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from pyspark import SparkContext
 
-from delivery.registry_model import EndpointId
+from delivery.registry_model import Disable
 from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.published_registry import Published
-
-Disable = Callable[[Iterable[EndpointId], str], None]
-"""A function that requests to disable endpoints in the registry, for a reason. It returns before the endpoints are disabled."""
 
 
 class FollowedRegistry(Protocol):

@@ -363,7 +363,7 @@ def _optional(value: Any, name: str | tuple[str, ...]) -> str | None:
     Raise EventRejected for any other value, and for text that is too long or not printable. `name` is the attribute's name, or
     its path in plain JSON, for the text of the error.
     """
-    if value is None or value == "":
+    if _is_missing(value):
         return None
     if type(value) is int:  # a bool is no id
         value = str(value)
