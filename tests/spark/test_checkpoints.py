@@ -59,7 +59,7 @@ class Topic:
     """A topic of its own, and a lane that reads it into `taken`."""
 
     def __init__(self, spark, kafka, folder):
-        self._spark, self._folder = spark, folder
+        self.spark, self._folder = spark, folder
         self.kafka = settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         self.name = f"{uuid.uuid4().hex[:8]}.order"
         topics.ensure(self.kafka, [self.name], 1)
@@ -93,7 +93,7 @@ class Topic:
             "direct", acquire=lambda: (), handle=self._take, stop=stop, watch=watch, is_kafka_back=pytest.fail
         )
         spark = settings.SparkSettings(checkpoint=str(self._folder / checkpoint))
-        lane.run(lambda: topic_source.read(self._spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
+        lane.run(lambda: topic_source.read(self.spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
 
     def break_off(self, checkpoint):
         """End the lane in a micro-batch, of which the offsets are written by then."""
@@ -105,7 +105,7 @@ class Topic:
         assert self.taken == before
 
     def accept_loss(self, checkpoint):
-        found = offset_log.Checkpoint(self._spark, str(self._folder / checkpoint / "direct"))
+        found = offset_log.Checkpoint(self.spark, str(self._folder / checkpoint / "direct"))
         with contextlib.closing(topic_scanner.Scanner(self.kafka)) as scanner:
             held = {extent.place: losses.OffsetRange(extent.low, extent.end) for extent in scanner.extents(found.positions)}
         positions, lost = losses.moved(found.positions, held)

@@ -151,6 +151,36 @@ def test_a_topic_leaves_a_lane_that_has_committed_nothing(spark, tmp_path):
     assert start_offsets.read(spark, settings.Settings(), f"{tmp_path}/realtime").next_offsets == {}
 
 
+@pytest.fixture
+def topic(spark, kafka, tmp_path):
+    """A topic with five records."""
+    made = Topic(spark, kafka, tmp_path)
+    made.publish(*[b"{}"] * 5)
+    return made
+
+
+@pytest.mark.parametrize(("kept_from", "start_at"), [(0, 0), (2, 4), (4, 4)])
+def test_a_topic_newer_than_the_last_commit_starts_at_its_first_record(topic, tmp_path, monkeypatch, kept_from, start_at):
+    """Regression: the lane looked for receipts from offset 0, and repeated all deliveries if older records were deleted."""
+    topic.expire(kept_from)
+    committed(tmp_path / "realtime", '{"other":{"0":3}}')
+    receipts = {(topic.name, 0): [start_offsets.HandledRange(2, 3)], ("deleted", 0): [start_offsets.HandledRange(0, 6)]}
+    monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda *_: (receipts, 1))
+    monkeypatch.setattr(completed_reader, "read", lambda *_: frozenset())
+    start = start_offsets.read(topic.spark, config_of(topic), f"{tmp_path}/realtime")
+    assert start.next_offsets == {("other", 0): 3, (topic.name, 0): start_at, ("deleted", 0): 7}
+
+
+def test_a_topic_whose_first_record_is_not_known_starts_no_lane(spark, tmp_path, monkeypatch):
+    committed(tmp_path / "realtime", '{"other":{"0":3}}')
+    receipts = {("new", 0): [start_offsets.HandledRange(2, 3)]}
+    monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda *_: (receipts, 1))
+    config = settings.Settings(kafka=settings.KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    quick = start_offsets.ReceiptBounds(reads=completed_reader.ReadBounds(asked_s=0.1))
+    with pytest.raises(errors.KafkaUnavailable, match="the first offset of partition 0 of topic new could not be read"):
+        start_offsets.read(spark, config, f"{tmp_path}/realtime", bounds=quick)
+
+
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -13,7 +13,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -88,9 +88,10 @@ def read(
 
     A lane that has never read a record starts at the positions of `begin_at`, if there are any.
 
-    Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. `checkpoint` is the lane's folder. Raise
-    KafkaUnavailable if the receipts cannot be read in TRIES tries. Also raise it if the attempts topic is not read to its end,
-    and no message comes for `ReadBounds.read_s` seconds. Without receipts, records since the last commit would be sent again.
+    Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. A partition that is newer than the last
+    commit starts at the first record that Kafka still has. `checkpoint` is the lane's folder. Raise KafkaUnavailable if the
+    receipts cannot be read in TRIES tries. Also raise it if the attempts topic is not read to its end, and no message comes for
+    `ReadBounds.read_s` seconds. Without receipts, records since the last commit would be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
@@ -100,8 +101,9 @@ def read(
     )
     is_read = of or functools.partial(topic_source.is_realtime, config.source)
     runs, newest_ms = _receipts_patiently(asked, is_read, bounds)
-    places = begun.positions.keys() | runs.keys()
-    next_offsets = {place: handled_up_to(begun.positions.get(place, 0), runs.get(place, ())) for place in places}
+    newer = runs.keys() - begun.positions.keys()
+    positions = {**begun.positions, **(_first_offsets(asked, newer, bounds.reads) if newer else {})}
+    next_offsets = {place: handled_up_to(at, runs.get(place, ())) for place, at in positions.items()}
     # Rows beyond the receipts were written in the last seconds before the end; SLACK_MS covers them.
     since_ms = max(begun.since_ms, newest_ms)
     rows = completed_reader.CompletedWork(client=asked.client, topics=asked.topics, since_ms=since_ms)
@@ -176,6 +178,34 @@ def _add_receipt(receipt: OffsetReceipt, of: Callable[[str], bool], runs: dict[P
     found = runs.setdefault((receipt.topic, receipt.partition), [])
     found.append(HandledRange(receipt.first_offset, receipt.last_offset))
     return True
+
+
+def _first_offsets(
+    asked: completed_reader.CompletedWork, places: Collection[Place], bounds: completed_reader.ReadBounds
+) -> dict[Place, int]:
+    """Return the first offset that Kafka still has in each of `places`. A deleted topic starts at 0.
+
+    Spark starts a partition there if no commit names it. Raise KafkaUnavailable if Kafka does not answer, or refuses.
+    """
+    import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
+
+    from delivery.stages.kafka import offset_requests  # noqa: PLC0415  # it imports confluent_kafka
+
+    unknown = confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, confluent_kafka.KafkaError._UNKNOWN_PARTITION  # noqa: SLF001
+    found: dict[Place, int] = {}
+    with contextlib.closing(confluent_kafka.Consumer({"group.id": "fanout-journal", **asked.client})) as consumer:
+        for topic, number in places:
+            try:
+                found[topic, number], _ = offset_requests.first_and_end(consumer, topic, number, timeout_s=bounds.asked_s)
+            except confluent_kafka.KafkaException as exc:
+                if exc.args[0].code() not in unknown:
+                    raise errors.KafkaUnavailable(
+                        f"the first offset of partition {number} of topic {topic} could not be read ({exc}). Lane realtime "
+                        "does not start without it, because it would repeat deliveries. Check that Kafka answers, and that "
+                        "the job may read the topic"
+                    ) from exc
+                found[topic, number] = 0
+    return found
 
 
 INITIAL_POSITIONS_FILE = "realtime-begins.json"
