@@ -4,7 +4,14 @@
 engine=$(command -v podman || command -v docker) || { echo "podman or docker is needed: apt install podman" >&2; exit 1; }
 # IMAGE_BUILD_OPTIONS: more options for this machine's engine, such as "--ulimit nofile=1024:4096".
 options=${IMAGE_BUILD_OPTIONS:-}
-case $engine in *podman) global=${IMAGE_PODMAN_OPTIONS:-} ;; *) global= ;; esac
+case $engine in
+*podman) global=${IMAGE_PODMAN_OPTIONS:-} ;;
+*)
+    global=
+    # Only of docker: podman has no daemon.
+    "$engine" info >/dev/null 2>&1 || { echo "the docker daemon does not answer: start it, or apt install podman" >&2; exit 1; }
+    ;;
+esac
 
 # Set `base`: Debian's own image if a registry is reachable, else an image that mmdebstrap makes from Debian's packages.
 find_base() {

@@ -192,8 +192,8 @@ def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[En
     """Report a disabled endpoint, and reset its failures, so that earlier failures do not count once it is enabled again.
 
     Less than `quiet_s` seconds after the last report, no report is made. `outbox.record_due` repeats the signal until the
-    report is made, but only for `outbox.LATE_S` seconds after the endpoint was disabled. A failing endpoint stays failing, with
-    its failures, until the report, because a `recovered` or `disabled` event must follow each `failing` event.
+    report is made, but only for `outbox.LATE_S` and `quiet_s` seconds after the endpoint was disabled. A failing endpoint stays
+    failing, with its failures, until the report, because a `recovered` or `disabled` event must follow each `failing` event.
     """
     since = signal.since or signal.at
     if known.disabled_at == since:

@@ -309,6 +309,19 @@ def test_dead_letters_in_the_quiet_time_are_reported_after_it(connection):
         assert [event.data["letters"] for event in waiting] == [1, 2]
 
 
+def test_a_quiet_time_of_days_delays_the_report_of_a_disabled_endpoint(connection):
+    """Regression: after a day no report was made, also if the quiet time had delayed it."""
+    connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
+    now, two_days = dt.datetime.now(dt.UTC), POLICY._replace(quiet_s=2 * 86_400)
+    for after_days, reason in ((0, "gone"), (1.5, "again"), (2.5, "again")):
+        if after_days < 2:
+            endpoint_status.enable(connection, "ep1")
+            endpoint_status.disable(connection, "ep1", reason)
+        outbox.record_due(connection, two_days, now=now + dt.timedelta(days=after_days))
+    with outbox.claim_page(connection) as waiting:
+        assert [event.data["reason"] for event in waiting] == ["gone", "again"]
+
+
 def test_an_endpoint_disabled_long_ago_is_not_reported(connection):
     connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
     endpoint_status.disable(connection, "ep1", "gone")
