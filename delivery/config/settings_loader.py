@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pydantic
 
@@ -30,6 +30,9 @@ PREFIX = "FANOUT_"
 """Prefix of the environment variables that are settings."""
 IN_A_FILE = "_file"
 """Suffix of a variable, in lower case. The variable's value is the path of a file with the setting's value."""
+
+_Layer: TypeAlias = tuple[str, Mapping[str, Any]]
+"""The path of a file, or PREFIX for the environment, and the settings by area that come from it."""
 
 
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
@@ -47,15 +50,16 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
         raise errors.SettingsError(
             f"there is no settings file {named}, so nothing was started: name an existing one with --config or {PREFIX}CONFIG"
         )
+    files = (root / LOCAL_FILE, root / "fanout.toml") if named is None else (named,)
+    layers: list[_Layer] = [(str(path), _parsed(path)) for path in files if path.is_file()]
+    layers.append((PREFIX, _from_environment(environ)))
     merged: dict[str, dict[str, Any]] = {}
-    for path in (root / LOCAL_FILE, root / "fanout.toml") if named is None else (named,):
-        if path.is_file():
-            _merge(merged, _parsed(path))
-    _merge(merged, _from_environment(environ))
+    for _, layer in layers:
+        _merge(merged, layer)
     try:
         return settings.Settings.model_validate(merged)
     except pydantic.ValidationError as exc:
-        raise errors.SettingsError("\n".join(_explain(error) for error in exc.errors(include_url=False))) from None
+        raise errors.SettingsError("\n".join(_explain(error, layers) for error in exc.errors(include_url=False))) from None
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -130,17 +134,26 @@ def _cause(exc: OSError | UnicodeDecodeError) -> str:
     return exc.strerror or "no cause is known" if isinstance(exc, OSError) else "it is not text in UTF-8"
 
 
-def _explain(error: Any) -> str:
-    """Turn one pydantic error into a line that names the setting and the problem.
+def _explain(error: Any, layers: Sequence[_Layer]) -> str:
+    """Turn one pydantic error into a line that names the setting, the file or variable that it comes from, and the problem.
 
     For an unknown setting or area, the line also names the known one with the nearest name.
     """
     location = [str(part) for part in error["loc"]]
     name = ".".join(location)
+    setting = f"setting {name}{_source(location, layers)}"
     if error["type"] != "extra_forbidden":
         problem = refused_values.explained(error, {})
-        variable = f" ({PREFIX}{'_'.join(location[:2])})".upper() if len(location) > 1 else ""  # an area has none
-        return f"setting {name}{variable}: {problem}{'' if problem.endswith('?') else '.'} Nothing was started"
+        return f"{setting}: {problem}{'' if problem.endswith('?') else '.'} Nothing was started"
     known = settings.known_names() if len(location) > 1 else list(settings.Settings.model_fields)
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"setting {name} is not known, so nothing was started; did you mean {nearest[0]}? `fanout config` lists all settings"
+    return f"{setting} is not known, so nothing was started; did you mean {nearest[0]}? `fanout config` lists all settings"
+
+
+def _source(location: list[str], layers: Sequence[_Layer]) -> str:
+    """Return the file or the variable that the setting comes from, in brackets. Empty: a whole area, or no layer has it."""
+    area, *field = location[:2]
+    for source, layer in reversed(layers):
+        if field and isinstance(fields := layer.get(area), Mapping) and field[0] in fields:
+            return f" ({source}{f'{area}_{field[0]}'.upper() if source == PREFIX else ''})"
+    return ""

@@ -31,7 +31,13 @@ class Form(enum.StrEnum):
 
 Output = Annotated[
     Form | None,
-    typer.Option("--output", "-o", help="Output format; --json is the same as -o json.", show_default="table", metavar="FORM"),
+    typer.Option(
+        "--output",
+        "-o",
+        help=f"Output format: {', '.join(Form)}. --json is the same as -o json.",
+        show_default="table",
+        metavar="FORM",
+    ),
 ]
 
 

@@ -156,6 +156,21 @@ def test_a_wrong_value_is_explained_without_patterns_and_types(folder, given, pr
     assert str(refused.value).startswith("setting ")
 
 
+def test_the_file_or_variable_of_a_wrong_value_is_named(folder):
+    (folder / ".fanout" / "local.toml").write_text('[metrics]\nport = "a"\nhost = 1\n[api]\nport = "a"\ncolour = 1\n')
+    (folder / "fanout.toml").write_text('[metrics]\nport = "b"\n[spark]\nparallelism = "b"\n')
+    with pytest.raises(errors.SettingsError) as refused:
+        settings_loader.read({"FANOUT_SPARK_PARALLELISM": "c"}, root=folder)
+    sources = dict(re.findall(r"setting (\S+) \((\S+)\)", str(refused.value)))
+    assert sources == {
+        "metrics.port": str(folder / "fanout.toml"),
+        "metrics.host": str(folder / ".fanout" / "local.toml"),
+        "api.port": str(folder / ".fanout" / "local.toml"),
+        "api.colour": str(folder / ".fanout" / "local.toml"),
+        "spark.parallelism": "FANOUT_SPARK_PARALLELISM",
+    }
+
+
 def test_no_setting_is_refused_by_a_pattern_of_pydantic():
     """Pydantic reports a pattern by its text. `setting_types.Matching` has a message."""
     assert not [
