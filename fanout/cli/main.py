@@ -281,6 +281,8 @@ def publish(
     published = publishing.publish_all(config, messages)
     if as_json:
         _print_json({"published": sum(published.values()), "topics": published})
+    elif not published:
+        console.print("nothing was published: the input has no event")
     else:
         _print_table([{"topic": name, "events": count} for name, count in sorted(published.items())])
 

@@ -20,3 +20,7 @@ def test_a_number_below_the_least_is_refused(option, value):
     refused = CliRunner().invoke(main.app, ["publish", "--generate", "3", option, value])
     assert refused.exit_code == 2
     assert f"Invalid value for '{option}'" in refused.output
+
+
+def test_an_empty_input_is_named():
+    assert CliRunner().invoke(main.app, ["publish", "-"], input="").output == "nothing was published: the input has no event\n"
