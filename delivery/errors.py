@@ -18,7 +18,7 @@ Used in every process. Imports the standard library only. All classes can be pic
     │   └── TargetRefused        … because of an endpoint's URL, headers, authentication or TLS
     ├── SealError                a sealed secret cannot be opened, or an endpoint has no signing secret
     ├── StateUnreadable          a lane's state, or a record of the retries topic, is of another version; nothing is changed
-    ├── RecordUnreadable         a record in a topic of the job cannot have been written by the job
+    ├── RecordUnreadable         this version of the job cannot have written a record in a topic of the job
     ├── Orphaned                 the JVM of a worker is gone, or did not end a stopped query; the task's records are read again
     ├── EventRejected            a Kafka record, or a document to publish, is refused as an event; no customer gets it
     │   └── BatchFound           … because it is a batch of events, which a lane takes apart
@@ -89,8 +89,9 @@ class LeaseRefused(FanoutError):
 class LaneFailed(FanoutError):
     """A lane cannot run, or the lane's streaming query ended by itself.
 
-    The next start continues after the lane's last committed micro-batch. Also raised in three other cases. (1) The checkpoint
+    The next start continues after the lane's last committed micro-batch. Also raised in four other cases. (1) The checkpoint
     is damaged; then the next start fails too. (2) Spark's JVM has ended. (3) A micro-batch ran on for too long after a stop.
+    (4) `fanout doctor` finds that a lane is not ready, or that another program answers on the job's port.
     """
 
 
@@ -170,18 +171,21 @@ class SealError(FanoutError):
 
 
 class StateUnreadable(FanoutError):
-    """The state of a lane, or a record of the retries topic, is empty or in a format of another version of fanout."""
+    """The state of a lane, or a record of the retries topic, is empty or in a format of another version of fanout.
+
+    Readers of the retries topic raise RecordUnreadable in its place.
+    """
 
 
 class RecordUnreadable(FanoutError):
-    """A record in one of the job's own topics cannot have been written by the job.
+    """This version of the job cannot have written a record that is in one of the job's own topics.
 
     The message, or the log line of its reader, names the record's topic, partition and offset.
     """
 
 
 class Orphaned(FanoutError):
-    """The JVM of a worker is gone, so the worker's task cannot be committed. Its records are read again in another worker.
+    """The JVM of a worker is gone, so the worker's task cannot be committed. The task's records are read again.
 
     Also raised in a stopped task of the real-time lane whose query did not end in time.
     """
@@ -226,7 +230,7 @@ class AttemptFailed(FanoutError):
 
 
 class LocalFailure(AttemptFailed):
-    """The worker has too few file descriptors, connections or ports, or too little memory or CPU.
+    """The sending process has too few file descriptors, connections, DNS threads or ports, or too little memory or CPU.
 
     If an unforeseen error in our own code ends an attempt, the attempt has this error class too.
     """
@@ -259,7 +263,7 @@ class ConnectFailed(AttemptFailed):
 
 
 class TlsFailed(AttemptFailed):
-    """TLS failed: the certificate is expired, of an unknown issuer or of another host, or the receiver's TLS version is old."""
+    """TLS failed. For example, the certificate is expired or of another host, or the receiver's TLS version is too old."""
 
     error_class = "tls"
 

@@ -35,7 +35,10 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run lanes `names` (None: see `default_names`) until `stop` is set; `once`: until all records now in Kafka are handled."""
+    """Run the lanes `names` until `stop` is set, or with `once` until all records that are in Kafka now are handled.
+
+    `names` None: every lane of LANES, but the real-time lane only if `source.realtime_pattern` is set.
+    """
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     plan_builder.warn_of_open_guard(config.delivery)

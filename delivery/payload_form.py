@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class PayloadForm(enum.StrEnum):
-    """The form of a payload that is not JSON. The form decides which member of a JSON body has the payload."""
+    """The form of a payload that is not JSON or is absent. The form decides which member of a JSON body has the payload."""
 
     TEXT = "text"
     """An opaque payload of text: member `data`, a string."""

@@ -1,6 +1,7 @@
 """The values of the registry: tenant, endpoint, subscription. See docs/glossary.md.
 
-Used in every process. Imports the standard library only, so that a process unpickles a value without other modules.
+Used in every process. Imports only the standard library, `delivery.payload_form` and `delivery.secret`, so that a process
+unpickles a value without large modules.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Bound the bytes of answers with several items, such as pages and leased dead letters. Their number has a bound too. Pure.
+"""Bound the bytes of answers with several items, such as pages and leased dead letters. Pure.
 
-Runs in the API. Without the bound, a page of 100 dead letters of 1 MB each would take 100 MB of memory at both ends.
+Runs in the API. Each operation bounds the number of items too. Without the bound of bytes, a page of 100 dead letters of 1 MB
+each would take 100 MB of memory at both ends.
 """
 
 from __future__ import annotations

@@ -100,8 +100,9 @@ def _translated(kafka: KafkaSettings) -> Iterator[None]:
 
 
 def _refusal(kafka: KafkaSettings, text: str, *, takes_text: bool = True) -> str:
-    """Return the message for the operator, with the names of options in `text`, the message of the error, and without values.
+    """Return the message for the operator. `text` is the error's message.
 
+    The result has the names of the set options that `text` contains, and no values of options.
     `takes_text` False: the option takes a function or a table, which no setting can be.
     """
     named = [name for name in for_librdkafka(kafka) if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]

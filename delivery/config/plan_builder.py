@@ -65,7 +65,7 @@ def of_realtime(config: settings.Settings) -> worker_plan.Plan:
     """Return the plan for the workers of the real-time lane.
 
     Two slices deliver at the same time: one ends while the next begins (delivery.webhooks.lanes.realtime_lane). So each slice
-    may have half of an endpoint's requests in flight.
+    may have half as many requests in flight to an endpoint as a task of the direct lane, but at least one.
     """
     direct = plan_of(config)
     return dataclasses.replace(direct, limits=dataclasses.replace(direct.limits, slices=2))

@@ -1,8 +1,9 @@
 """Say in plain words why pydantic refused a value. Pure.
 
 Runs where settings, manifests or requests are checked: in the job, in the API and in `fanout` commands. pydantic's own
-messages show regular expressions and Python types, and may quote a secret. So none of them is passed on, except the texts that
-validators of the platform raise as ValueError. The messages of this module name the kind of a refused value, never the value.
+messages show regular expressions and Python types, and may quote a secret. So no message of pydantic is passed on. The texts
+that validators of the platform raise as ValueError are passed on. The messages of this module name the kind of a refused value,
+never the value.
 """
 
 from __future__ import annotations

@@ -151,7 +151,10 @@ def _explain(error: Any, layers: Sequence[_Layer]) -> str:
 
 
 def _source(location: list[str], layers: Sequence[_Layer]) -> str:
-    """Return the file or the variable that the setting comes from, in brackets. Empty: a whole area, or no layer has it."""
+    """Return the file or the variable that the setting comes from, in brackets. Empty: a whole area, or no layer has it.
+
+    For a variable `…_FILE`, the text has the name without `_FILE`.
+    """
     area, *field = location[:2]
     for source, layer in reversed(layers):
         if field and isinstance(fields := layer.get(area), Mapping) and field[0] in fields:

@@ -2,7 +2,7 @@
 
 Runs on the driver, in `fanout archive` and in `fanout serve`. Each of the last two processes counts as one lane. Healthy means
 that a restart would not help. A lane whose query has not ended is healthy while it is paused, has nothing to do, or waits for
-an absent Kafka. Ready means that the lane runs, is not paused, and Kafka answers.
+an absent Kafka. Ready means that the lane runs, is not paused, and Kafka answers. `fanout serve` does not ask Kafka.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def liveness(facts: Facts, stalled_after_s: float) -> ProbeAnswer:
 
 
 def readiness(facts: Facts) -> ProbeAnswer:
-    """Return the verdict on one lane: ok if the lane runs, is not paused, and Kafka answers."""
+    """Return the verdict on one lane: ok if the lane runs, is not paused, and Kafka answered the last request for the lag.
+
+    Before the first such request, as always in `fanout serve`, Kafka counts as answering.
+    """
     if facts.phase in {QueryPhase.STARTING, QueryPhase.RUNNING} and facts.pause_reason:
         return ProbeAnswer(ok=False, reason=f"paused: {facts.pause_reason}")
     if facts.phase is QueryPhase.RUNNING and not facts.is_source_up:

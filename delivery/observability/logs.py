@@ -62,7 +62,7 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 def configure(level: str, form: str) -> None:
     """Set up the process to write log records of `level` and above to standard error. Earlier handlers are removed.
 
-    `form` is `text` or `json`. Of py4j and httpx2 at most warnings and errors are written, whatever `level` is.
+    `form` is `text` or `json`. Records of py4j and httpx2 below WARNING are never written.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())

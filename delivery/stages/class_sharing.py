@@ -21,6 +21,6 @@ def options(archive: Path) -> list[str]:
 def launcher_options(*besides: str) -> str:
     """Return LAUNCHER_OPTIONS, followed by `besides`, for the environment variable SPARK_LAUNCHER_OPTS.
 
-    `spark-class` splits the variable at spaces. An option that contains a space is left out.
+    `spark-class` splits the variable at white space. An option that contains white space is left out.
     """
     return " ".join([*LAUNCHER_OPTIONS, *(option for option in besides if not set(option) & set(" \t\n"))])

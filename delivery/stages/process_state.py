@@ -29,7 +29,7 @@ class Kept:
         return made
 
     def clear(self) -> None:
-        """Forget all objects: the next call of `get` makes a new one. Users of an old one may go on with it."""
+        """Forget all objects: the next call of `get` makes a new object. An old object stays usable for its present users."""
         with self._lock:
             self._objects.clear()
 

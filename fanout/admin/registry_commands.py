@@ -69,11 +69,13 @@ def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: b
     The file `-` is the standard input.
 
     With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete the endpoints and
-    subscriptions of the manifest's customers that the manifest does not name. `strict` refuses a manifest with warnings.
+    subscriptions that the manifest does not name, of the manifest's customers and of the owners of its endpoints. `strict`
+    refuses a manifest with warnings.
 
     Raise RegistrationError if the manifest cannot be read or is refused, with the line if the mistake has one. Raise
-    SettingsError if the key ring does not open the stored secrets, and RegistryOutdated if the schema in Postgres is not
-    current. Raise RegistryUnavailable if Postgres is unavailable, or another transaction changes the same rows.
+    SettingsError if there is no valid key ring, or if it does not open the stored secrets. Raise RegistryOutdated if the
+    schema in Postgres is not current. Raise RegistryUnavailable if Postgres is unavailable, or another transaction changes the
+    same rows.
     """
     with _garbage_collection_paused():
         return _apply_file(config, file, dry_run=dry_run, prune=prune, strict=strict)
@@ -131,9 +133,8 @@ def apply_manifest(
 ) -> apply.Result:
     """Change the registry to match a checked manifest; return the changes and the new signing secrets.
 
-    With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete the endpoints and
-    subscriptions of the manifest's customers that the manifest does not name. Raise RegistrationError if the manifest is
-    refused, and the other errors of `apply_file`.
+    `dry_run` and `prune` are those of `apply_file`. Raise RegistrationError if the manifest is refused, and the other errors of
+    `apply_file`.
     """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
@@ -309,8 +310,10 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
     """Ask the receiver of an endpoint for permission to deliver, record a permission, and return the receiver's reply.
 
-    Without an answer the reply is a refusal. The callback of an earlier question becomes invalid. An earlier permission stays
-    valid, even if the reply is a refusal.
+    Without an answer, return a refusal, or a permission if the receiver has permitted deliveries at the callback URL meanwhile.
+    If the endpoint was changed or asked again meanwhile, return a refusal in place of a permission, and record none. The
+    callback of an earlier question becomes invalid. An earlier permission stays valid, even if the reply is a refusal.
+
     Raise RegistrationError if there is no such endpoint, if it needs no permission or cannot be used, or if
     `delivery.webhook_origin` is empty.
     """

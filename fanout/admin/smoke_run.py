@@ -258,7 +258,7 @@ class Seen:
     """True after an attempt that the endpoint answered with 2xx."""
 
     def add(self, value: bytes) -> None:
-        """Add the entries of a record of the attempts topic about this endpoint; for an unreadable record, add one text."""
+        """Add the entries of a record about the test's endpoint. `value`: the record's value; if unreadable, add one text."""
         try:
             record = log_records.decode(value)
         except msgspec.DecodeError:
@@ -276,7 +276,7 @@ class Seen:
 class DeliveryLog:
     """Read the records about one endpoint that arrive in the attempts topic after this object was created.
 
-    Raise KafkaUnavailable if there is no attempts topic, or if Kafka does not answer.
+    The constructor raises KafkaUnavailable if there is no attempts topic, or if Kafka does not answer.
     """
 
     def __init__(self, config: settings.Settings, endpoint_id: str) -> None:
@@ -298,7 +298,7 @@ class DeliveryLog:
     def poll(self) -> None:
         """Read the records that have arrived, at most 1,000, and add those about the endpoint to `seen`.
 
-        Raise KafkaUnavailable if the login may not read the attempts topic. Other errors may pass, and are ignored.
+        Raise KafkaUnavailable if the login may not read the attempts topic. Ignore other errors, which may be transient.
         """
         for message in self._consumer.consume(1000, 0):
             error = message.error()

@@ -68,9 +68,9 @@ def pause_s(failures: int) -> float:
 def run(config: settings.Settings, *, stop: threading.Event, once: bool = False) -> None:
     """Archive, run redrives and replays, and publish operational events, until `stop` is set.
 
-    With `once`, return when the records now in Kafka are archived, and no redrive, replay or event can advance now. With
-    `once`, also raise the error of an unavailable server, in place of a pause. Raise SettingsError if the settings, or the
-    retries topic, do not permit this work.
+    With `once`, return when the records now in Kafka are archived, and no redrive, replay or operational event can advance
+    now. With `once`, also raise the error of an unavailable server, in place of a pause. Raise SettingsError if the settings,
+    or the retries topic, do not permit this work.
     """
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})
@@ -123,10 +123,10 @@ class Archiver:
     def follow(self, *, once: bool) -> None:
         """Archive until `stop` is set, or until a topic has new partitions, which the next call reads too.
 
-        With `once`, return when the records now in Kafka are archived and no requested work can advance now. With `once`, also
-        raise SchemaRegistryUnavailable if a replay needs a schema that cannot be read now. Raise one of UNAVAILABLE if Kafka or
-        Postgres does not answer, or if the schema in Postgres has another version. Raise SettingsError if the retries topic
-        refuses large records.
+        With `once`, return when the records now in Kafka are archived, and no redrive, replay or operational event can advance
+        now. With `once`, also raise SchemaRegistryUnavailable if a replay needs a schema that cannot be read now. Raise one of
+        UNAVAILABLE if Kafka or Postgres does not answer, or if Postgres lacks a migration of this version. Raise SettingsError
+        if the retries topic refuses large records.
         """
         names = [self._config.delivery.dead_letter_topic]
         if self._config.archive.attempts:
@@ -221,8 +221,8 @@ class Archiver:
         """Publish a page of operational events, enqueue a page of dead letters to redrive, and run replays for about a second.
 
         Return the sum of the events, dead letters and steps of replays. Redrives and replays pause for LONGEST_PAUSE_S after
-        KafkaUnavailable, or SchemaRegistryUnavailable of a replay. Archiving and operational events continue meanwhile. With
-        `once`, raise the error instead.
+        KafkaUnavailable of one of them, or SchemaRegistryUnavailable of a replay. Archiving and operational events continue
+        meanwhile. With `once`, raise the error instead. Without `operations.topic`, no operational event is published.
         """
         notified = 0 if self._notifier is None else self._notifier.step(connection, once=once)
         metrics.ARCHIVE_NOTIFICATIONS.inc(notified)
@@ -248,8 +248,8 @@ class Archiver:
     def _archived_record(self, message: confluent_kafka.Message, now: dt.datetime) -> ArchivedRecord:
         """Return the rows of the archive for a record.
 
-        A record that this version cannot read is logged and counted, without rows. Records of the attempts topic without
-        entries, such as offset receipts, have no rows either.
+        A record that this version cannot read is logged and counted, without rows. In the attempts topic, offset receipts and
+        records of an unknown `kind` have no rows either, and are not logged.
         """
         (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
         at = _written_at(message, now)

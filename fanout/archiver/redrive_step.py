@@ -18,10 +18,10 @@ from subscriptions_db.postgres import connect
 
 
 def redrive(config: settings.Settings, connection: connect.Connection, *, now: dt.datetime) -> int:
-    """Enqueue one page of requested dead letters, only the newest of each delivery; return their number, 0 without requests.
+    """Enqueue one page of requested dead letters, only the newest of each delivery. Return the number of enqueued ones.
 
-    The whole page then counts as redriven. Raise KafkaUnavailable if Kafka does not confirm all of them. The next call then
-    enqueues the page again.
+    The whole page then counts as redriven. 0: nothing is requested. Raise KafkaUnavailable if Kafka does not confirm all
+    enqueued dead letters. The next call then enqueues the page again.
     """
     with archive.claim_page(connection, now=now) as requested:
         if not requested:

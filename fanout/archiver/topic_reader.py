@@ -88,7 +88,7 @@ class Source:
         self._consumer = kafka_clients.consumer(kafka, own)
 
     def begin(self, archived_until: Mapping[Place, int]) -> dict[Place, Start]:
-        """Begin to read every partition at its start (see `start_of`), and return the starts.
+        """Begin to read every partition at its start (see `start_of`), and return the starts. A missing topic is left out.
 
         Raise KafkaUnavailable if Kafka does not answer, or refuses a request.
         """
@@ -133,7 +133,7 @@ class Source:
     def has_all(self) -> bool:
         """Return True if all records that existed at `begin` are archived.
 
-        Raise KafkaUnavailable if some are not archived yet, and Kafka has sent nothing for TIMEOUT_S.
+        Raise KafkaUnavailable if some are not archived yet, and the last message that `poll` got is older than TIMEOUT_S.
         """
         if self._ends and time.monotonic() - self._answered_at > TIMEOUT_S:
             raise errors.KafkaUnavailable(

@@ -323,7 +323,7 @@ def reconcile(
 ) -> None:
     """Prove from the topics that due deliveries = delivered + pending + dead-lettered + skipped.
 
-    Exit code 1: there are findings, or a topic cannot be read.
+    Exit code 1: there are findings, or a topic cannot be read. Exit code 2: there is no attempts topic, or a setting is wrong.
     """
     from fanout.reconcile import proving  # noqa: PLC0415
     from fanout.terminal import times  # noqa: PLC0415

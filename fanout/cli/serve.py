@@ -31,7 +31,7 @@ def serve(context: typer.Context) -> None:
 
 
 def openapi(context: typer.Context) -> None:
-    """Print the OpenAPI document of the HTTP API. Its server is `api.public_url`, or `/` if that is empty."""
+    """Print the OpenAPI document of the HTTP API. The document's server is `api.public_url`, or `/` without this setting."""
     from subscriptions_db.api.server import openapi as document  # noqa: PLC0415
     from subscriptions_db.api.server.route_table import ROUTES  # noqa: PLC0415
 

@@ -24,10 +24,10 @@ EventText = Annotated[
 
 
 def content(option: str, text: str, tried: str) -> bytes:
-    """Return `text` if it is JSON, the standard input if it is `-`, else the content of the file with the name `text`.
+    """Return the standard input if `text` is `-`, `text` if it begins with { or [, else the content of the file `text`.
 
-    Raise RegistrationError if the file cannot be read, or the standard input is empty. For the message, `option` is the option
-    with the value `text`, and `tried` is the thing that the command tries, such as `filter`.
+    Raise RegistrationError if the file cannot be read, or if `text` or the standard input is empty. For the message, `option`
+    is the option with the value `text`, and `tried` is the thing that the command tries, such as `filter`.
     """
     if text == "-":
         if not (read := sys.stdin.buffer.read()):
@@ -52,7 +52,7 @@ def content(option: str, text: str, tried: str) -> bytes:
 def read(config: settings.Settings, text: str, tried: str) -> Event:
     """Return the event of the option `--event`, whose value is `text`.
 
-    Raise RegistrationError if the job would reject the event, or if its file cannot be read. `tried` is for the message.
+    Raise RegistrationError if the job would reject the event, and in the cases of `content`. `tried` is for the message.
     """
     value = content("--event", text, tried)
     headers = _STRUCTURED if b'"specversion"' in value else ()

@@ -1,4 +1,4 @@
-"""Compare the due deliveries of the demo with the requests to the receivers and the records of the job. Pure.
+"""Compare the due deliveries of the demo with the requests to the receivers and the results in the job's topics. Pure.
 
 Runs in `fanout` commands and the tests. The result is an account: how many deliveries were due, and how each of them ended. A
 `Pair` names a delivery.
@@ -170,8 +170,8 @@ def account(
 ) -> ExpectedAccount:
     """Return the account of all due deliveries.
 
-    A delivery counts as delivered if a receiver accepted a request with it, whatever the job recorded. A request whose
-    signature did not verify counts here too, and also in `ExpectedAccount.unverified`. `given_up` are the deliveries to
+    A delivery counts as delivered if a receiver accepted a request with it, whatever the job recorded, and even if the
+    request's signature did not verify. `ExpectedAccount.unverified` counts such requests too. `given_up` are the deliveries to
     FAILING_CUSTOMER that were dead letters before the demo polled this customer's dead letters. `polled` is what the polls
     returned.
     """
@@ -228,6 +228,7 @@ def _expected(
 ) -> Iterator[tuple[Due, _DueDelivery]]:
     """Yield the deliveries that are due in a lane, by the revision that the lane's offset receipts name.
 
+    Events without a receipt of the lane are left out: the lane has not handled them.
     A delivery that waits for its batch or its next attempt is sent by the registry at the time of sending. So a change of the
     registry during the wait may cause a skip.
     """

@@ -270,7 +270,7 @@ def _poll_and_redrive(
 ) -> tuple[set[Due], over_http.Polled]:
     """Poll the dead letters of the failing customer, repair its endpoints, redrive, and wait for the deliveries.
 
-    Return the deliveries that were dead letters before the poll, by the records of the job, and what the polls returned.
+    Return the deliveries that were dead letters before the poll, by the dead-letter topic, and what the polls returned.
     """
     given_up = scene.given_up(scenario.FAILING_CUSTOMER)
     published = {(placed.event.message.topic, placed.partition, placed.offset): placed.event.payload for placed in scene.placed}

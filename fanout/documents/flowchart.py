@@ -1,6 +1,7 @@
-"""Draw how data flows through modules as a Mermaid flowchart, and check each box and arrow against the code.
+"""Draw how data flows through modules as a Mermaid flowchart. Check its arrows, and its boxes of code and of topics.
 
-Runs in `python -m fanout.documents.generate` and the tests. Reads the files of the packages and imports none of them.
+Runs in `python -m fanout.documents.generate` and the tests. Reads the drawn modules as text. It imports only
+`delivery.config.settings`, for the names of the settings.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Topics(NamedTuple):
 
 
 class Outside(NamedTuple):
-    """A box of something that is no code of the project, such as tables in Postgres or a customer's endpoint."""
+    """A box of something that is no code of the project. With `is_store` it is a cylinder, such as tables in Postgres."""
 
     label: str
     is_store: bool = False
@@ -52,7 +53,7 @@ class Handover(NamedTuple):
 
 
 class Arrow(NamedTuple):
-    """An arrow between two boxes of a picture: a call, or a hand-over."""
+    """An arrow between two boxes of a picture: a call, or a hand-over. `words` are the label of the arrow."""
 
     source: str
     target: str
@@ -77,7 +78,7 @@ class Picture(NamedTuple):
 
 
 def calls(source: str, target: str, words: str = "") -> Arrow:
-    """Return the arrow of a call. The source has to import the target."""
+    """Return the arrow of a call. Some module of the source has to import some module of the target."""
     return Arrow(source, target, words)
 
 
@@ -97,12 +98,12 @@ class Known(NamedTuple):
 
 
 def known(root: Path) -> Known:
-    """Return the modules and imports of the code in `root`, and the settings of the package that runs."""
+    """Return the modules and imports of the code in `root`. The names of the settings are those of the running process."""
     return Known(root, folder_map.module_imports(root), settings.known_names())
 
 
 def drawn(picture: Picture, code: Known) -> str:
-    """Return the Mermaid code of a picture. Raise ValueError if the code does not prove each box and arrow."""
+    """Return the Mermaid code of a picture. Raise ValueError if `contradictions` yields any."""
     if found := list(contradictions(picture, code)):
         raise ValueError("the picture differs from the code:\n" + "\n".join(found))
     frame = picture.frame or Frame("", ())
@@ -118,9 +119,9 @@ def contradictions(picture: Picture, code: Known) -> Iterator[str]:
     """Yield where a picture and the code differ.
 
     1. A box or a hand-over names a module or a setting that does not exist.
-    2. The source of a call does not import its target.
-    3. A box of code at an end of a hand-over neither has the arranging module nor is joined to it by an import.
-    4. The module that arranges a hand-over does not read the setting of a topic at one of its ends.
+    2. No module of the source of a call imports a module of its target.
+    3. A box of code at an end of a hand-over does not contain the arranging module, and neither imports the other.
+    4. The module that arranges a hand-over reads no attribute with the name of the setting of a topic at one of its ends.
     5. The module that arranges a hand-over through Postgres does not import OPENS_POSTGRES.
     6. A hand-over through Kafka has no topic at its ends, or a hand-over through another medium has a topic there.
     """
@@ -202,8 +203,8 @@ def _path(module: str, code: Known) -> str:
 def _topic(setting: str, code: Known) -> str:
     """Return the label of a box for one setting: `retries topic` for `delivery.retries_topic`.
 
-    A setting of the form `…_pattern` gives `topics of <setting>`. The label begins with the area if two areas have a setting
-    of this name, and for a setting `topic` the area stands alone: `operations topic` for `operations.topic`.
+    A setting of the form `…_pattern` gives `topics of <setting>`. The label begins with the area if several areas have a
+    setting of this name, and for a setting `topic` the area stands alone: `operations topic` for `operations.topic`.
     """
     if setting.endswith("_pattern"):
         return f"topics of {setting}"

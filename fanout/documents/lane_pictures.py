@@ -1,6 +1,6 @@
 """Describe the pictures of lanes, registry, archive and API in docs/architecture.md, in the order in which data flows.
 
-Runs in `python -m fanout.documents.generate` and the tests. fanout.documents.flowchart proves each box and arrow.
+Runs in `python -m fanout.documents.generate` and the tests. fanout.documents.flowchart checks the pictures against the code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find the links of Markdown documents that lead nowhere: a missing file, or a missing heading.
+"""Find the links of Markdown documents that lead nowhere: the file is missing, or the document has no such anchor.
 
 Runs in `python -m fanout.documents.generate` and the tests. Links to other hosts are not followed.
 """

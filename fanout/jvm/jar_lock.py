@@ -1,6 +1,6 @@
 """Compare jars with a lock file that has the SHA-256 of each jar, because Ivy downloads jars by version only.
 
-Runs in `fanout` commands and on the driver. In the folder of the jars, `sha256sum --check` also reads the lock.
+Runs in `fanout` commands and on the driver. `sha256sum --check` reads the lock too, if it runs in the folder of the jars.
 """
 
 from __future__ import annotations

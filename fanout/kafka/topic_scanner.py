@@ -44,9 +44,10 @@ class Extent:
 
     @property
     def is_whole(self) -> bool:
-        """Return True if Kafka has certainly deleted no record that `Scanner.extents` was asked for.
+        """Return True if retention has certainly deleted no record that `Scanner.extents` was asked for.
 
-        With `since_ms`, these are the records since then; else all records that were ever written to the partition.
+        With `since_ms` of `Scanner.extents`, these are the records since that time. Without it, these are all records that
+        were ever written to the partition. Records that compaction has removed are not noticed.
         """
         return self.low == 0 or self.first > self.low
 

@@ -91,8 +91,8 @@ class EmbeddedKafka:
 
     `seat` makes it one broker of a cluster. By default, a topic then has a replica on each broker. A producer with
     `acks=all` then needs all replicas but one in sync. `sasl_users` are names with passwords; without them, clients do not log
-    in. With `is_guarded` users may do only what Kafka's ACLs permit; the user `broker` may do everything. With `archive_to` the
-    broker's JVM writes an archive of its classes there when it stops.
+    in. With `is_guarded` users may do only what Kafka's ACLs permit; the user `broker` and clients without a login may do
+    everything. With `archive_to` the broker's JVM writes an archive of its classes there when it stops.
     """
 
     def __init__(
@@ -131,7 +131,10 @@ class EmbeddedKafka:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the broker, and wait until it answers; raise LocalStackError if it does not, or if its port is in use."""
+        """Start the broker, and wait until it answers.
+
+        Raise LocalStackError if the broker does not start or answer, if its port is in use, or if there is no supported Java.
+        """
         require_free(self.port, "kafka")
         self._root.mkdir(parents=True, exist_ok=True)
         properties = self._write_properties()

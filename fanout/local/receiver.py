@@ -1,8 +1,8 @@
 """Receive webhooks as a customer does: with an HTTP server that verifies the signature of each request.
 
 Runs in `fanout` commands and the tests. By default the package `standardwebhooks` verifies, because code of this project must
-not judge its own signatures. Customers use the package, and the image does not have it. The server decompresses bodies, as many
-servers do. The signature covers the body before compression.
+not judge its own signatures. Customers use the package. The container image lacks the package, so a caller there passes
+`verify`. The server decompresses bodies, as many servers do. The signature covers the body before compression.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def is_success(status: int | None) -> bool:
 
 
 class Receiver:
-    """Serve POST requests at `host` and `port` in its own thread, so that callers may block. Port 0: a free port.
+    """Serve POST requests at `host` and `port` in a thread of its own, so the caller may block. Port 0: a free port.
 
     * `secrets_of` returns the valid signing secrets (`whsec_…`) for a path.
     * `on_received` is called in the receiver's thread with each request, before the answer is sent.

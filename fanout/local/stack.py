@@ -37,8 +37,8 @@ do not hold for them."""
 class Stack:
     """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first.
 
-    Raise LocalStackError if a server does not start, or the jars cannot be downloaded. Also raise it if the port is in use, or
-    another process uses the folder.
+    Entering the context raises LocalStackError if a server does not start, or the jars cannot be downloaded. It also raises
+    LocalStackError if the port is in use, the folder cannot be created, or another process uses the folder.
     """
 
     def __init__(self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False) -> None:
@@ -104,7 +104,11 @@ def new_key() -> str:
 
 
 def toml(value: Any) -> str:
-    """Return a value as TOML. JSON's literals are valid TOML, except objects and null. A table must have no tables in it."""
+    """Return `value` as TOML, in JSON's literals.
+
+    `value` must have no null, no table inside of a table or list, and no character beyond U+FFFF. TOML writes these in another
+    way.
+    """
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(name)} = {json.dumps(entry)}" for name, entry in value.items()) + " }"
     return json.dumps(value)

@@ -181,7 +181,7 @@ def account(evidence: Evidence, terms: Terms) -> Account:
 
 
 class _Walk:
-    """Account for one partition and one lane. The caller adds deliveries in the order of offsets, then calls `finish`."""
+    """Account for one partition and one lane. The caller adds in the order of offsets, then calls `finish`."""
 
     def __init__(self, lane: str, place: Place, evidence: Evidence, terms: Terms, result: Account) -> None:
         self._lane, self._place, self._evidence, self._terms, self._result = lane, place, evidence, terms, result
@@ -205,7 +205,7 @@ class _Walk:
         self._rejected = self._rejected_in_one_lane = 0
 
     def _account_records(self) -> None:
-        """Account for the records of the partition: find gaps, skipped records, and ranges that were read again in part."""
+        """Count the records of the partition. Find gaps, ranges with unread records, and ranges that were partly read again."""
         stored = self._evidence.events.get(self._place)
         of_lane = self._result.lanes[self._lane]
         if stored is not None:
@@ -245,7 +245,7 @@ class _Walk:
                 self._rejected_in_one_lane += 1
 
     def add(self, offset: int, recipient: Recipient, states: list[int]) -> None:
-        """Count one delivery by all its states. Replays of the delivery are counted by themselves."""
+        """Count one delivery by all its states, if its offset is in a judged range. Always count acceptances of replays."""
         if REPLAYED in states:
             self._add_replayed(offset, recipient, states.count(REPLAYED))
             states = [state for state in states if state != REPLAYED]
@@ -351,7 +351,7 @@ class _Walk:
         """Return the deliveries that are probably missing in a range.
 
         If one event of the range was due to a recipient, the other events of its type in the range probably were, too. If no
-        topic names a recipient for the range, return all its events, with NOBODY.
+        topic names a recipient of this lane for the range, return all events of the range that were read, with NOBODY.
         """
         named: dict[Recipient, set[int]] = {}
         for offset, recipient, _ in self._evidence.statements(self._place, handled.first, handled.last):

@@ -94,7 +94,7 @@ class Events:
         """Return the number under which `Evidence` has stored the event's type.
 
         1: the record is not an event. 0: no record has this offset, because a transaction's marker has it, or because Kafka has
-        compacted the topic. None: the offset was not read.
+        compacted the topic. 65,535: the type came after the first 65,533 types. None: the offset was not read.
         """
         return self._types[offset - self.first] if self.first <= offset < self.end else None
 
@@ -102,8 +102,8 @@ class Events:
 class Evidence:
     """Everything that was read from the topics about each delivery.
 
-    The caller adds the attempts and retries topics before the dead letters. Notes in both topics say which dead letters were
-    redriven.
+    The caller adds the records of the attempts and retries topics before the dead letters, because notes in these two topics
+    say which dead letters were redriven.
     """
 
     def __init__(self) -> None:
@@ -209,12 +209,12 @@ class Evidence:
         return sorted({*self.events, *self._words, *(place for _, place in self._receipts)})
 
     def ranges(self, lane: str, place: Place) -> list[HandledRange]:
-        """Return the ranges of a lane's receipts, in the order in which they were written."""
+        """Return the ranges of a lane's receipts about one partition, in the order in which the caller added the receipts."""
         numbers = self._receipts.get((lane, place), ())
         return [HandledRange(*numbers[at : at + 6]) for at in range(0, len(numbers), 6)]
 
     def first_offset(self, place: Place, since_ms: int) -> int | None:
-        """Return the lowest offset in the ranges of all receipts written at or after `since_ms`; None if there are none."""
+        """Return the lowest offset of the partition in all lanes' receipts written at or after `since_ms`; None: no receipt."""
         ranges = (handled for lane in DeliveryMode for handled in self.ranges(lane.value, place))
         return min((handled.first for handled in ranges if handled.written_at_ms >= since_ms), default=None)
 
@@ -244,7 +244,7 @@ class Evidence:
     def type_at(self, place: Place, offset: int) -> str | None:
         """Return the type of the event at an offset; "" if no event is there, and "(others)" for a type after the first 65,533.
 
-        None: the offset was not read, or Kafka no longer holds it.
+        None: the offset was not read, for example because Kafka had deleted the beginning of the partition.
         """
         events = self.events.get(place)
         kind = None if events is None else events.kind(offset)
@@ -274,7 +274,7 @@ class Evidence:
         return number
 
     def _redrive(self, place: Place, offset: int, recipient: int, until_ms: int) -> None:
-        """Record that dead letters of this delivery written up to `until_ms` were redriven."""
+        """Record that all dead letters of this delivery up to the time `until_ms` were redriven."""
         key = (place, offset, recipient)
         self._redriven[key] = max(until_ms, self._redriven.get(key, 0))
 

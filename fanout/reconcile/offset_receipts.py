@@ -32,10 +32,11 @@ class Gap(NamedTuple):
 
 
 def effective(receipts: Sequence[HandledRange]) -> Effective:
-    """Return the receipts that later ones do not wholly replace; `receipts` are in the order in which they were written.
+    """Return the receipts that later ones do not wholly replace.
 
-    An older receipt may have other counts than the later receipts that replace it. Then `surplus_allowed` of each later receipt
-    grows by the due count of the older one.
+    `receipts` are of one lane and one partition, in the order in which they were written. An older receipt may count other
+    numbers of due deliveries or rejected records than all later receipts that replace it together. Then `surplus_allowed` of
+    each of these later receipts grows by the number of due deliveries of the older one.
     """
     ranges: list[HandledRange] = []
     ends: list[int] = []  # negative: newest receipts usually have the highest offsets, and so are appended at the end

@@ -1,8 +1,8 @@
 """`fanout reconcile`: read the topics, account for every delivery, and show the account.
 
 Runs in `fanout` commands and the load tests. Changes nothing in Kafka, and the job may run meanwhile. Records of the last
-seconds are not judged. The attempts topic is read first. So every record to which it refers is already in the topics that are
-read later.
+seconds are not judged. The attempts topic is read first, so that the topics that are read later have every record to which the
+attempts topic refers.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ def reconcile(
 ) -> Proof:
     """Read the event topics and the topics that the job writes, and return the account of the lanes.
 
-    Receipts written less than `settle_s` seconds before the call, or later, are not judged. The call takes at least `settle_s`
-    seconds. With `settle_s` 0 all are judged: the caller knows that the job is stopped. `since_ms` None: no receipt is too old.
-    `max_wait_s` is the longest `max_wait_s` of all endpoints: a longer wait for a batch is a finding.
+    Receipts written before `since_ms`, in milliseconds since the epoch, are not judged. None: no receipt is too old. Receipts
+    written less than `settle_s` seconds before the call, or later, are not judged either. The call takes at least `settle_s`
+    seconds. `settle_s` 0: no receipt is too new, because the caller knows that the job is stopped. `max_wait_s` is the longest
+    `max_wait_s` of all endpoints: a longer wait for a batch is a finding.
 
     Raise SettingsError if there is no attempts topic. Raise KafkaUnavailable, SchemaRegistryUnavailable or RecordUnreadable if
     a topic cannot be read.
@@ -107,7 +108,10 @@ class _Reading:
         self._event_topics = topic_scanner.event_topics(config, known)
 
     def attempts(self) -> bool:
-        """Read the attempts topic from MARGIN_MS before `since_ms` on, or all. Return False if some of it has expired."""
+        """Read the attempts topic from MARGIN_MS before the constructor's `since_ms` on; with None, from its beginning.
+
+        Return False if some of the records to read may have expired.
+        """
         extents = self._scanner.extents([self._config.delivery.attempts_topic], since_ms=self._logged_since_ms)
 
         def add(message: confluent_kafka.Message) -> None:
@@ -119,8 +123,8 @@ class _Reading:
     def others(self) -> dict[str, bool]:
         """Read retry entries, rejected records, dead letters and events.
 
-        Return three fields of Terms, by name. A field is True if its topic still has all records since MARGIN_MS before
-        `since_ms`, or with `since_ms` None all records ever written.
+        Return three fields of Terms, by name. A field is True if its topic certainly still has all records since MARGIN_MS
+        before the constructor's `since_ms`. With None: all records that were ever written to the topic.
         """
         delivery = self._config.delivery
         adders: dict[str, tuple[str, topic_scanner.Consume]] = {

@@ -66,7 +66,7 @@ class Found:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the dead letter for `fanout dead-letters list --json`: without payload and headers.
+        """Return the dead letter for `fanout dead-letters list --json`: without payload, headers and the list of attempts.
 
         `attempts` is the number of the last attempt.
         """
@@ -237,8 +237,8 @@ def show(console: rich.console.Console, found: Found) -> None:
 def export(reader: DeadLetterReader, selection: Selection, to: _Writable, limit: int | None = None) -> int:
     """Write selected dead letters to `to`, unchanged and one a line; return their number.
 
-    The dead letters of one partition come in the order of their offsets. With a `limit`, write only the first ones, at most
-    `limit`.
+    The dead letters of one partition come in the order of their offsets. With a `limit`, write only the first `limit` that are
+    read. The order between partitions is open, so these need not be the oldest.
     """
     count = 0
 

@@ -1,8 +1,8 @@
 """Decide which retry entries a redrive writes, and the notes beside them. Pure.
 
-Runs in `fanout` commands, in `fanout archive` and in the tests. A redrive writes a note about each dead letter, with the
-delivery and the time of the dead letter. The command does not redrive a dead letter with a note, nor an older one of the same
-delivery. A redelivery that is given up again makes a later dead letter, which has no note.
+Runs in `fanout` commands, in `fanout archive` and in the tests. A redrive writes a note about each redriven dead letter,
+with the delivery and the time of the dead letter. The command does not redrive a dead letter with a note, nor an older one
+of the same delivery. A redelivery that is given up again makes a later dead letter, which has no note.
 
 The note is in a header of the record with the retry entry, so that neither exists without the other. The note is also written
 to the attempts topic after Kafka has confirmed the record. So a command that dies in between has lost nothing, and its

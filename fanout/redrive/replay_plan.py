@@ -101,8 +101,8 @@ def entry_of(
 def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int, resends: bool) -> Iterator[bytes]:
     """Yield the values of the records that enqueue `due` in the retries topic. The key of each record is the endpoint's id.
 
-    With `resends`, each delivery was requested by itself. If the delivery still waits in the retry lane, its next attempt is
-    brought forward to now. No second retry entry is made.
+    With `resends`, each delivery was requested by itself. If a delivery in direct mode still waits in the retry lane, its shard
+    brings its next attempt forward, and skips the resend (delivery.webhooks.retries.resends). A batch is always enqueued.
     """
     endpoint, revision = routes.endpoint, routes.revision
     entries = (

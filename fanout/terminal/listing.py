@@ -53,8 +53,8 @@ def show(
 ) -> None:
     """Print rows in a form. `form` None: JSON if `as_json`, else the form `table`.
 
-    All rows have the same keys, and `key` is the key of the id. `kind` is the KIND of the form `name`. `table` are the rows of
-    the form `table`. `wide` are the rows of the form `wide`; None: `rows` themselves.
+    All rows have the same keys. `key` is the key whose value is the row's id. `kind` is the KIND of the form `name`. `table`
+    are the rows of the form `table`. `wide` are the rows of the form `wide`; None: `rows` themselves.
     """
     plain = orjson.loads(orjson.dumps(list(rows), default=str))
     match form or (Form.JSON if as_json else Form.TABLE):

@@ -1,4 +1,4 @@
-"""Follow the registry while the job runs: read all of it once, and then only its changes.
+"""Follow the registry while the job runs: read the whole registry at the start, and then its changes.
 
 Runs on the driver, on a thread of its own. The changes since the last full snapshot are its delta. A new full snapshot is read
 when the delta has more than REBASE_ROWS rows, and when the log of changes in Postgres lacks the driver's revision. So the cost
@@ -100,7 +100,8 @@ class Follower:
     def _warn(self, reason: str) -> None:
         """Log that delivery is paused: once for all lanes, when the cause changes, and again after WARN_EVERY_S.
 
-        `reason` has the age of the registry, so it differs each second. The caller holds the lock.
+        The cause is `_failure`. `reason` is not compared, because its age of the registry differs each second. The caller holds
+        the lock.
         """
         now, (cause, at) = self._clock(), self._warned
         if cause != self._failure or now - at >= WARN_EVERY_S:

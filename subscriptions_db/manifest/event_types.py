@@ -61,9 +61,10 @@ class _TooMuch(Exception):
 def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
     """Raise RegistrationError, with the path, for a schema or an example that cannot be used.
 
-    1. The schema or an example is not JSON, too large, nested too deeply, or not storable by Postgres. Or it has a whole number
-       beyond MAX_WHOLE_NUMBER.
-    2. The schema is not valid, has an unsupported keyword or regular expression, or a `$ref` that does not resolve.
+    1. The schema or an example is not JSON, nested too deeply, or not storable by Postgres. Or it has a whole number beyond
+       MAX_WHOLE_NUMBER. Or the schema, or all examples together, have more than MAX_BYTES.
+    2. The schema is not valid, names another `$schema` than DIALECT, or has an unsupported keyword or regular expression. Or it
+       has a `$ref` that does not resolve, or a `$schema` or `$id` below its top level.
     3. An example violates the schema, or its check takes more than MAX_STEPS steps or recurses too deeply.
     """
     for number, example in enumerate(examples):
@@ -113,9 +114,9 @@ def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
 
 
 def _require_small(value: Any) -> None:
-    """Raise RegistrationError unless the value is JSON that Postgres can store.
+    """Raise RegistrationError unless the value is JSON that Postgres can store, within the bounds of this module.
 
-    The value has at most MAX_BYTES, at most MAX_DEPTH levels, and no whole number beyond MAX_WHOLE_NUMBER.
+    The bounds: at most MAX_BYTES, at most MAX_DEPTH levels, and no whole number beyond MAX_WHOLE_NUMBER.
     """
     _require_plain(value, MAX_DEPTH)
     try:

@@ -263,7 +263,7 @@ def check(document: Any, address_guard: guard.Guard) -> Manifest:
     """Return the manifest of a parsed document; raise ManifestRefused with the mistakes of all rows.
 
     Rows are first checked against their type. Rows that fit the type are then checked further, also if other rows do not fit:
-    for repeated ids, and for URL, headers, secrets, TLS, filter, schema and examples.
+    for repeated and reserved ids, and for URL, headers, secrets, TLS, filter, schema and examples.
     """
     manifest, found = None, []
     try:

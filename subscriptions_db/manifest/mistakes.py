@@ -1,8 +1,8 @@
 """Translate pydantic's errors into messages for the author of a document. Pure.
 
 Runs in `fanout` commands and in the API. `delivery.config.refused_values` has the messages that settings and documents share.
-This module has the messages of the documents' patterns. It adds the path of the field. For an unknown field, it suggests the
-known field with the nearest name.
+This module has the messages of the documents' patterns, and adds the path of the field. The message about an unknown field
+suggests the known field with the nearest name, or lists all known fields.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _NEEDS: dict[str, set[str]] = {
 
 
 class TlsFields(ManifestPart):
-    """TLS settings of connections to an endpoint, where they differ from the system's. PEM texts."""
+    """TLS settings of connections to an endpoint, where they differ from the system's. Certificates and key are PEM texts."""
 
     authorities: Annotated[str, Field(max_length=64 * 1024)] | None = None
     """Certificates of the authorities that the platform trusts for this endpoint. Null: those of the system."""
@@ -72,7 +72,7 @@ class TlsFields(ManifestPart):
 
 
 class BatchFields(ManifestPart):
-    """The limits at which a batch is sent, whichever is reached first. For endpoints with mode `batch`."""
+    """The limits at which a batch is sent, whichever is reached first, and its compression. For endpoints with mode `batch`."""
 
     max_events: Annotated[int, Field(ge=1, le=10_000)] = 1000
     """Maximum events of a batch."""
@@ -85,7 +85,7 @@ class BatchFields(ManifestPart):
 
 
 class RetryFields(ManifestPart):
-    """The schedule of the retry lane for an endpoint. An omitted field has the default, as has null."""
+    """The schedule and the limits of the retry lane for an endpoint. A field that is omitted or null has its default."""
 
     schedule_s: Annotated[list[Annotated[float, Field(gt=0, le=604_800)]], Field(max_length=50)] | None = None
     """Seconds before each retry, randomised by ±20 %. Empty: a failed delivery is dead-lettered at once. Default: 5 s, 5 min,

@@ -29,8 +29,9 @@ _additional = _DRAFT.VALIDATORS["additionalProperties"]
 def require(schemas: Iterable[Any]) -> None:
     """Raise RegistrationError for a regular expression in these schemas that RE2 does not support.
 
-    Raise it too if both `unevaluatedProperties` and `patternProperties` occur, in one schema or in different ones. The check of
-    `unevaluatedProperties` would evaluate `patternProperties` with Python's `re`.
+    A subschema is checked only if `schemas` contains it. Raise RegistrationError too if both `unevaluatedProperties` and
+    `patternProperties` occur, in one schema or in different ones. The check of `unevaluatedProperties` would evaluate
+    `patternProperties` with Python's `re`.
     """
     keywords: set[str] = set()
     for schema in schemas:

@@ -60,7 +60,7 @@ _TOO_LONG = "a number has too many digits: put it in quotes"
 class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
     """Refuse a repeated key: YAML parsers silently drop its first value, and pruning would then delete the rows in that value.
 
-    A date stays text, as in JSON: ids and filters have no dates.
+    A date without a tag stays text, as in JSON: ids and filters have no dates.
     """
 
     yaml_implicit_resolvers: ClassVar[Any] = {
@@ -103,7 +103,7 @@ class Document:
     def line_of(self, path: str) -> int | None:
         """Return the line of a field, or of the nearest field around it.
 
-        None: `path` is empty, so it means the whole document, or the document is empty.
+        None: `path` is empty and means the whole document, or the document is empty.
         """
         return _line_of(self.root, path) if path and self.root is not None else None
 
@@ -111,7 +111,7 @@ class Document:
     def naming_lines(self, name: str) -> Iterator[None]:
         """Raise the RegistrationErrors of the block as one ManifestRefused, sorted by line.
 
-        Each error names its line and the file `name`.
+        Each error names the file `name`, and its line unless the error concerns the whole document.
         """
         try:
             yield

@@ -119,7 +119,8 @@ def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retry
 def retry_for(seconds: float) -> tenacity.Retrying:
     """Return a tenacity retryer that repeats a function one second after each RegistryUnavailable.
 
-    The retryer raises the first error that comes `seconds` or more after the start. With 0, it raises the first error.
+    The retryer raises the first error that comes `seconds` or more after the start. With 0, it raises the first error. It
+    raises any other error at once.
     """
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(errors.RegistryUnavailable),
@@ -281,7 +282,7 @@ _LOOPBACK = re.compile(r"(127\.[\d.]+|::1|localhost) port ")
 
 
 def _not_connected(text: str) -> str:
-    """Return the server that cannot be reached, and the reason; empty if the text is of another kind."""
+    """Return server and reason from a message about a server that cannot be reached; empty if `text` is another message."""
     for pattern in _NOT_CONNECTED:
         if found := pattern.search(text):
             return _said(" ".join(found.groups()))

@@ -54,8 +54,8 @@ def rows_of(connection: connect.Connection, only: Mapping[RowKind, list[str]] | 
 def lock(connection: connect.Connection, kind: RowKind, ids: list[str]) -> None:
     """Lock these rows until the end of the caller's transaction; wait for rows that another transaction has locked.
 
-    In a REPEATABLE READ transaction, Postgres raises SerializationFailure if another transaction changed or deleted one of the
-    rows since the snapshot.
+    Raise psycopg's SerializationFailure in a REPEATABLE READ transaction, if another transaction changed or deleted one of the
+    rows since this transaction's first query.
     """
     _found(connection, f"lock_{kind}s", ids)
 

@@ -85,7 +85,7 @@ def advance(
     records: int,
     handed_over: int,
 ) -> None:
-    """Record that a partition is read up to `reached`, and add the records and deliveries of the chunk to the replay's counts.
+    """Store `reached` as the progress of its partition, and add a chunk's numbers to the replay's counts (`count`).
 
     `is_lost`: Kafka no longer holds some of the requested events, so the replay is not whole.
     """
@@ -94,7 +94,7 @@ def advance(
 
 
 def count(connection: connect.Connection, replay: ReplayRequest, *, is_lost: bool, records: int, handed_over: int) -> None:
-    """Add the records read and the deliveries enqueued to a replay's counts.
+    """Add `records`, the records read, and `handed_over`, the deliveries enqueued, to a replay's counts.
 
     `is_lost`: Kafka no longer holds some of the requested events, so the replay is not whole.
     """

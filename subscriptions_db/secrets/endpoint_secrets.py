@@ -57,7 +57,7 @@ class EndpointSecret:
     def to_row(self, ring: keyring.KeyRing, *, customer_id: str, endpoint_id: str) -> dict[str, Any]:
         """Return a new row of `secrets`, with the secret sealed for this row.
 
-        The row does not expire: `expires_at_s` is left out.
+        The new row does not expire, whatever this secret's `expires_at_s`: the row has no such field.
         """
         identity = keyring.SecretRow(
             customer_id=customer_id, endpoint_id=endpoint_id, purpose=self.purpose, secret_id=str(uuid.uuid4())

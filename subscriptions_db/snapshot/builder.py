@@ -62,7 +62,7 @@ def endpoints(
     """Yield each endpoint with its secrets opened.
 
     For an unusable row, yield the endpoint with a `fault`, and with the fields for routing only. Such an endpoint is
-    quarantined: no lane sends to it.
+    quarantined: no lane sends to it. Raise ValueError if the row has an unknown status, mode or payload form.
     """
     secrets: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in secret_rows:

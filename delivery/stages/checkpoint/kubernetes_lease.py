@@ -93,7 +93,8 @@ class Holder:
     def release(self) -> None:
         """Stop renewing, and write that the Lease is free, so that the next driver need not wait until it expires.
 
-        Called when this driver has stopped delivering, also if it never acquired the Lease. If the write fails, log a warning.
+        Called when this driver has stopped delivering, also if it never acquired the Lease. If this driver does not hold the
+        Lease, write nothing. If the write fails, log a warning.
         """
         self._released.set()
         if self._renewed_at is None:

@@ -48,7 +48,7 @@ class Loss(NamedTuple):
 def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> tuple[Positions, list[Loss]]:
     """Return the positions from which a lane at `positions` can continue, and the losses.
 
-    `held`: (topic, partition) → the offsets that Kafka holds now.
+    `held`: (topic, partition) → the offsets that Kafka holds now. A partition has a loss in each of four cases:
 
     1. The partition no longer exists: the new positions do not contain it.
     2. The partition ends before the position: its topic was deleted and recreated, or its log was truncated. The lane reads the

@@ -60,8 +60,9 @@ def _manager(spark: SparkSession, name: str) -> tuple[Any, Any]:
 class Checkpoint:
     """The offset log in one lane's checkpoint folder: the committed positions, and the end of an interrupted micro-batch.
 
-    The constructor reads the positions. It raises LaneFailed if the folder is damaged, or if a micro-batch was started and none
-    was committed. In a folder without a started micro-batch the positions are empty.
+    The constructor reads the positions. The constructor raises LaneFailed if the folder is damaged or another version of Spark
+    wrote it, or if a micro-batch was started and none was committed. In a folder without a started micro-batch the positions
+    are empty.
     """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
@@ -80,7 +81,7 @@ class Checkpoint:
         """The committed positions; empty if the lane has never started a micro-batch."""
 
     def move(self, positions: Positions, limited: Callable[[Positions], Positions]) -> None:
-        """Make the lane continue from `positions`. Replace the end offsets of an interrupted micro-batch by `limited(ends)`.
+        """Make the lane continue from `positions`. `limited` returns the new end offsets of an interrupted micro-batch.
 
         If a partition has a position and no end offset, the micro-batch reads nothing of the partition. Called only if the lane
         has committed a micro-batch.

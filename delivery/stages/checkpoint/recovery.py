@@ -86,7 +86,7 @@ class Reruns:
         self._is_untouched = True
 
     def load(self) -> None:
-        """Read the completed work of an interrupted micro-batch, if there is one. Called before each query of the lane.
+        """Read the completed work of an interrupted micro-batch, if there is one. Called before the lane's query starts.
 
         If the checkpoint cannot be read, log the error: the deliveries of an interrupted micro-batch are then sent again.
         """

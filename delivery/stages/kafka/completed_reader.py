@@ -73,9 +73,11 @@ class CompletedWork:
 
 
 def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[completed_work.Key]:
-    """Return the keys of the deliveries and leases that ended, by the results in Kafka since SLACK_MS before `since_ms`.
+    """Return the keys of the deliveries and leases that ended, by the results in Kafka.
 
-    Never raises: if a topic cannot be read, or not within `read_s`, log a warning and return the keys found so far.
+    The results are read from SLACK_MS before `work_log.since_ms` on.
+
+    Never raises. If a topic cannot be read, or not within `bounds.read_s` seconds, log a warning and return the keys found.
     """
     import confluent_kafka  # noqa: PLC0415  # most workers never need it
 
@@ -129,7 +131,7 @@ def messages(
     `since_ms` is in milliseconds since the epoch. The caller decides what an error means. A topic that does not exist has no
     messages. Raise KafkaException if Kafka does not answer the requests for partitions and offsets, or refuses them. Raise
     KafkaUnavailable if the topic is not read to its end by the time `until`, in monotonic seconds. With `is_patient`,
-    each poll with messages sets `until` to `read_s` after that poll.
+    each poll with messages sets `until` to `bounds.read_s` seconds after that poll.
     """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition  # noqa: PLC0415
 

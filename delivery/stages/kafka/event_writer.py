@@ -78,7 +78,10 @@ class KafkaEventWriter:
     """Configuration of librdkafka, with the password."""
 
     def __call__(self, records: Sequence[batch_records.EventRecord], /) -> Mapping[int, str]:
-        """Write records, with the result and the errors of WriteEvents. Discard the producer if a record was not written."""
+        """Write records, with the result and the errors of WriteEvents. Discard the producer if a record was not written.
+
+        If Kafka refuses a record for good, a record whose confirmation has no offset counts as refused too.
+        """
         import confluent_kafka  # noqa: PLC0415  # the driver imports this module too
 
         codes = frozenset(getattr(confluent_kafka.KafkaError, name) for name in FOR_GOOD)

@@ -33,7 +33,7 @@ _KAFKA_OUTAGE = re.compile(
 
 
 def is_kafka_outage(failure: str) -> bool:
-    """Return True if the error text of a query says that Kafka did not answer in time."""
+    """Return True if the error text of a query says that Kafka did not answer in time, or could not be reached."""
     return _KAFKA_OUTAGE.search(failure) is not None
 
 

@@ -41,10 +41,9 @@ unread are lost events. So a retention that an operator sets must be longer than
 
 
 def ensure_all(config: settings.Settings) -> None:
-    """Create those topics of the job's results that do not exist. Called by `prepare` and by `fanout archive`.
+    """Create those topics of `of_results` that do not exist, then call `require_room` for the retries topic.
 
-    The topics are those of `of_results`. Raise SettingsError if the retries topic exists and refuses large records. Raise
-    KafkaUnavailable if Kafka does not answer or refuses a request, or if a new topic gets no leader within LEADERS_WITHIN_S.
+    Called by `prepare`, `fanout archive` and `fanout demo`. Raise the errors of `ensure` and of `require_room`.
     """
     partitions = config.delivery.result_partitions
     ensure(config.kafka, [config.delivery.retries_topic], partitions, RETRIES_TOPIC_CONFIG)
@@ -181,9 +180,11 @@ def _await_leaders(
     timeout_s: float = TIMEOUT_S,
     within_s: float = LEADERS_WITHIN_S,
 ) -> None:
-    """Wait until each of these new topics has leaders: Kafka reports a topic as created before every broker knows the topic.
+    """Wait until all partitions of these new topics have leaders.
 
-    Raise KafkaUnavailable after `within_s` seconds.
+    The wait is needed, because Kafka reports a topic as created before every broker knows the topic.
+
+    Raise KafkaUnavailable after `within_s` seconds. Raise KafkaException if no broker answers within `timeout_s` seconds.
     """
     deadline = time.monotonic() + within_s
     while created:

@@ -50,7 +50,7 @@ class Network:
     def record(self, seen: outage_detection.Reachability) -> None:
         """Record which destinations responded in a micro-batch of any lane, and start, prolong or end the pause of all lanes.
 
-        Evidence of a working network ends the pause of every lane at once.
+        If most destinations responded, the pause of every lane ends at once.
         """
         with self._changing:
             before, self._health = self._health, self._health.after(seen, self._clock())
@@ -83,7 +83,7 @@ class Network:
         ]
 
     def pause_reason(self) -> str | None:
-        """Return why the lanes are paused, as a text for the operator; None: our own network is not broken."""
+        """Return a text for the operator while our own network is broken, also during a try between two pauses; else None."""
         return BROKEN if self.is_broken else None
 
     @property

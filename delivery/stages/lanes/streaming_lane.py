@@ -242,9 +242,10 @@ class StreamingLane(Generic[Registry]):
     def _result_of(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> Result:
         """Return the result of an ended query: restart, stop, or done. Raise LaneFailed if a restart would not help.
 
-        A restart helps if Kafka did not answer, if planning timed out, or if the plan must change. Without progress, a lane
-        restarts at most MOST_ABSENCES times for Kafka, or MOST_FAILED_PLANS times for planning. `written` returns the folders
-        that the query writes, for the message about a full disk.
+        A restart helps if Kafka did not answer, if planning timed out, or if the plan must change. Restarts for Kafka and for
+        planning count together, until a query makes progress. From a count of MOST_ABSENCES on, an outage of Kafka fails the
+        lane; from MOST_FAILED_PLANS on, also a failed planning. `written` returns the folders that the query writes, for the
+        message about a full disk.
         """
         failure = query.exception()
         if failure is None and self._result is Result.COMMITTED and self._must_replan():
@@ -280,7 +281,7 @@ class StreamingLane(Generic[Registry]):
 
 
 def end(lane: str, query: StreamingQuery) -> None:
-    """Stop a lane's query. If it does not end within session.STOP_TIMEOUT, leave it to the end of the process."""
+    """Stop a lane's query. If the query does not end within session.STOP_TIMEOUT, log a warning: it ends with the process."""
     try:
         query.stop()
     except Py4JJavaError as failure:

@@ -47,7 +47,8 @@ class RunnableLane(Protocol):
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        Raise LaneFailed if the lane's query ended and a restart would not help.
+        Raise LaneFailed if the lane's query ended and a restart of the query would not help, or if the lane's micro-batch runs
+        on for too long after a stop.
         """
 
 

@@ -23,8 +23,8 @@ def begin(
 ) -> Mapping[str, health.Watch]:
     """Return a watch for each of `lanes`, after starting the lag threads and the HTTP endpoints if the settings ask for them.
 
-    The lanes are paused if one of `reasons` returns a text. The first text is shown to the operator. Raise SettingsError if the
-    HTTP port cannot be opened.
+    Each watch reports its lane as paused while one of `reasons` returns a text. The watch shows the first such text to the
+    operator. Raise SettingsError if the HTTP port cannot be opened.
     """
 
     def pause_reason() -> str | None:

@@ -1,9 +1,9 @@
 """Exchange sealed messages between the driver and the workers of the real-time lane, over TCP.
 
-Runs on the driver and in the executors' Python workers. Must not import the settings. Each query has a key, which travels in
-the task's closure; Spark encrypts closures. Each message is sealed by AES-GCM with this key. The driver starts a connection
-with a random challenge. The challenge, the direction and the message's number are authenticated as well, so a recorded message
-cannot be replayed.
+Runs on the driver and in the executors' Python workers. Must not import the settings. Each query has a secret key, which
+travels in the task's closure; Spark encrypts closures. Each message is sealed by AES-GCM with this key. The driver starts a
+connection with a random challenge. The challenge, the direction and the message's number are authenticated as well, so a
+recorded message cannot be replayed.
 
 An opened message is unpickled. That is safe, because only a process with the query's key can have sealed the message.
 """
@@ -49,7 +49,7 @@ class Address:
 
 
 def new_key() -> bytes:
-    """Return a random key for one query of the real-time lane."""
+    """Return a random secret key for the messages of one query of the real-time lane."""
     return AESGCM.generate_key(256)
 
 

@@ -1,7 +1,7 @@
 """Define the messages between the driver and the tasks of the real-time lane.
 
-Each running task sends a TaskReport several times a second, and the driver answers each with a DriverUpdate. The last report of
-a task, in any state but RUNNING, gets no answer. Runs on the driver and in the executors' Python workers. Must not import the
+Each running task sends a TaskReport several times a second, and the driver answers with a DriverUpdate. The last report of a
+task, in any state but RUNNING, gets no answer. Runs on the driver and in the executors' Python workers. Must not import the
 settings: pydantic would take 11 MB of a worker.
 """
 
@@ -70,7 +70,7 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverUpdate:
-    """The driver's answer to a report: the newest registry, and what the task must do."""
+    """The driver's answer to a report: what the worker lacks of the newest registry, and what the task must do."""
 
     base_id: str = ""
     """The id of the newest snapshot; empty: the driver has not read the registry yet."""

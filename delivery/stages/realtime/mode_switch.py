@@ -55,7 +55,8 @@ class ModeSwitch:
     def observe(self, delay_s: float, behind_s: float, now: float) -> ModeSwitch:
         """Return the state after one more observation: the mode may have changed.
 
-        Called at each poll of the tasks' reports, except with `once`, and while the lane is paused or has too few task slots.
+        Called at each poll of the tasks' reports. Not called with `fanout run --once`, nor while the lane is paused or has too
+        few task slots.
 
         `delay_s` is the age of the oldest record read since the last call. 0: no record was read, so the lane is not behind.
         `behind_s` is the age above which the lane catches up in micro-batches, the setting `realtime.behind_after_s`.

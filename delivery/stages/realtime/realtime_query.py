@@ -85,7 +85,7 @@ WITHOUT_LANE = (
 
 
 def default_names(config: settings.Settings, known: Collection[str]) -> list[str]:
-    """Return the lanes to run if the operator names none: all of `known`; the real-time lane only if its pattern is set."""
+    """Return the lanes to run if the operator names none: all of `known`; `realtime` only with `source.realtime_pattern`."""
     return [name for name in known if name != NAME or config.source.realtime_pattern]
 
 
@@ -158,8 +158,8 @@ class RealtimeLane:
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        Raise SettingsError if `realtime.port` cannot be opened, or without `once` if Spark has too few slots at the start.
-        Raise LaneFailed if a restart would not help, or at a fault after MOST_RESTARTS restarts without a handled record.
+        Raise SettingsError if `realtime.port` cannot be opened, the registry can never be read, or without `once` slots lack
+        at the start. Raise LaneFailed if a restart would not help, or at a fault after MOST_RESTARTS restarts without a record.
         """
         self._topics.find(is_first=not once)  # with `once`, micro-batches need no slot for each partition
         while self._registry.current() is not None and (once or self._await_topics(watch)):
@@ -298,7 +298,7 @@ class RealtimeLane:
         return self._outcome_of(query)
 
     def _collect(self, query: _Query, watch: health.Watch) -> float:
-        """Apply the tasks' new reports. Return the age in seconds of the oldest record that they read; 0: no record."""
+        """Apply the tasks' new reports. Return the longest `delay_s` of these reports; 0: no record was read."""
         reports = query.server.drain()
         if reports.counters != Counters():  # an empty report would set the gauges to 0
             self._seen.add(reports.counters)

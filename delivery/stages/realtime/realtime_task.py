@@ -48,7 +48,7 @@ class Followed:
         self.registry: registries.WholeRegistry | None = None
 
     def known(self) -> messages.Known:
-        """Return the version of the registry that this process has, for a report to the driver."""
+        """Return the version of the registry that this process has, for a report to the driver. `Known()`: no registry yet."""
         if self.registry is None:
             return messages.Known()
         return messages.Known(base_id=self.registry.base_id, revision=self.registry.revision)

@@ -2,8 +2,8 @@
 
 Runs on the driver. Spark writes the offsets of a real-time batch at the end of the batch, minutes after its start. So the lane
 writes offset receipts to the attempts topic. A receipt says that all results of a run of records are in their topics. The
-receipts record the lane's progress since Spark's last commit. Some deliveries of later records have ended too. They are read
-from the result topics, so that the lane does not repeat these deliveries.
+receipts record the lane's progress since Spark's last commit. Some deliveries of later records have ended too. This module
+reads these deliveries from the result topics, so that the lane does not repeat them.
 """
 
 from __future__ import annotations
@@ -88,10 +88,13 @@ def read(
 
     A lane that has never read a record starts at the positions of `begin_at`, if there are any.
 
-    Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. A partition that is newer than the last
-    commit starts at the first record that Kafka still has. `checkpoint` is the lane's folder. Raise KafkaUnavailable if the
-    receipts cannot be read in TRIES tries. Also raise it if the attempts topic is not read to its end, and no message comes for
-    `ReadBounds.read_s` seconds. Without receipts, records since the last commit would be sent again.
+    Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. A partition with receipts but without a
+    committed position starts at the first offset that Kafka still has, moved forward by its receipts. A partition with
+    neither is left out. `checkpoint` is the lane's folder.
+
+    Raise KafkaUnavailable if the receipts cannot be read in TRIES tries, or if a first offset cannot be read. Also raise it if
+    the attempts topic is not read to its end, and no message comes for `ReadBounds.read_s` seconds. Without receipts, records
+    since the last commit would be sent again.
     """
     begun = _Checkpoint(spark, checkpoint)
     if begun.since_ms is None:
@@ -143,11 +146,12 @@ def _receipts_patiently(
 def _receipts(
     asked: completed_reader.CompletedWork, of: Callable[[str], bool], bounds: completed_reader.ReadBounds
 ) -> tuple[dict[Place, list[HandledRange]], int]:
-    """Return, by partition, the ranges of offsets that receipts name as handled, and the time of the last receipt.
+    """Return, by partition, the ranges of offsets that receipts name as handled, and the time of the newest such receipt.
 
-    The time is in milliseconds since the epoch; 0: no receipt was found. Raise KafkaException if a part of the attempts topic
-    cannot be read, and KafkaUnavailable if no further message comes for `read_s`. A lane that has rested for days reads for
-    minutes. Meanwhile it logs every `read_s` seconds how many records it has read.
+    Only receipts for topics that `of` accepts count. The time is in milliseconds since the epoch; 0: none was found. Raise
+    KafkaException if a part of the attempts topic cannot be read, and KafkaUnavailable if no further message comes for
+    `bounds.read_s` seconds. A lane that has rested for days reads for minutes. Meanwhile the lane logs every `bounds.read_s`
+    seconds how many records it has read.
     """
     import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
 

@@ -1,4 +1,4 @@
-"""Receive the reports of the tasks of one real-time query, and answer each report with an update.
+"""Receive the reports of the tasks of one real-time query, and answer each report but the last of a task with an update.
 
 Runs on the driver, with a thread for each task's connection. In real time a task runs for minutes. Spark's accumulators arrive
 only when the task ends, and the task's closure never changes. So each task keeps a connection to the driver, and reports
@@ -48,7 +48,8 @@ def addresses(context: SparkContext) -> tuple[str, str]:
 class TaskReports:
     """The sum of the reports of all tasks since the last `TaskServer.drain`.
 
-    Each field sums the field of the same name in `messages.TaskReport`. `delay_s` is the largest one instead.
+    Each field has the sum, or of sets the union, of the field of the same name in `messages.TaskReport`. `delay_s` has the
+    largest one instead.
     """
 
     counters: Counters = field(default_factory=Counters)
@@ -72,7 +73,8 @@ class TaskReports:
 class TaskServer:
     """Listen for the tasks of one query, collect their reports, and answer them.
 
-    `update` takes the version of the registry that a task has, returns the answer to the task, and must not block.
+    `update` takes the version of the registry that a task has, returns the answer to the task, and must not block. The server
+    sets `is_stopping`, `driver_s` and `next_offsets` of the answer itself.
     `next_offsets` has, for each partition, the offset at which the query starts. Tasks connect to `host`; the server listens on
     `bind`. `port` 0: the system chooses a port. `clock` is monotonic, in seconds. `connect_s` has the meaning of
     `channel.CONNECT_S`, and `max_connections` that of MAX_CONNECTIONS. The constructor raises SettingsError if the port
@@ -152,7 +154,7 @@ class TaskServer:
 
     @property
     def has_advanced(self) -> bool:
-        """True if the results of a further record were written since the query started."""
+        """True if a task of the query has written the results of at least one record beyond the start offsets."""
         with self._lock:
             return self._has_advanced
 

@@ -49,14 +49,18 @@ class RegistrySupply(Protocol):
         """
 
     def pause_reason(self) -> str | None:
-        """Return why the lanes are paused: the registry cannot be read, or is too old. None: they are not paused."""
+        """Return why the lanes are paused. None: the lanes are not paused.
+
+        With a follower: no registry was read yet, or it is too old. With look-ups: the last request to Postgres failed, or none
+        has ended.
+        """
 
 
 class JobRegistry(Protocol):
     """The access of a job to the registry. Each method is called at most once for a job, with the event that ends the job."""
 
     def follow(self, stop: threading.Event) -> FollowedRegistry:
-        """Start a thread that reads the registry, and return the FollowedRegistry, before anything was read.
+        """Start a thread that reads the registry. Return the FollowedRegistry without waiting for the first read.
 
         Raise SettingsError if there is no valid key ring.
         """

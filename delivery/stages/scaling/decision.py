@@ -6,7 +6,8 @@ cases, in their order (docs/adr/0038-scale-on-what-waits.md):
 1. A lane is paused, or Kafka does not answer: the number stays. The rates are measured again afterwards.
 2. The lag of a lane will not drain within `drain_within_s`, and is more than the lane handles in `load.BEHIND_S`: the number
    that drains the lag, at once. It is at most `max_executors`, and at most as many as have a partition to read. Without a
-   measured throughput, it is at most twice the present number.
+   measured throughput, it is at most twice the present number, and rises only `load.SETTLE_S` after the last change of
+   executors.
 3. A smaller number would have sufficed for `scale_in_after_s`: half of the way to that number, and again STEP_S later.
 4. Anything else: the number stays.
 """
@@ -166,7 +167,7 @@ def _need(known: load.Measured, kept: int, policy: Policy, executors: int) -> _N
 def _unmeasured(known: load.Measured, kept: int, useful: int, policy: Policy, executors: int) -> _Need:
     """Return the need of a lane without a measured throughput.
 
-    If the lane is behind, it handles as much as it can, so its present rate stands for the throughput.
+    A lane that is behind handles as much as it can. So the records that it handles a second stand for its throughput.
     """
     lag, arrival_per_s = known.lag or 0, known.arrival_per_s
     if not known.is_behind:

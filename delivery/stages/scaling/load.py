@@ -81,12 +81,12 @@ class Measured:
 
     @property
     def arrival_per_s(self) -> float:
-        """Records a second that arrive in Kafka, averaged over the window."""
+        """Records a second that arrive in Kafka, averaged over the window. 0: fewer than two observations, or none arrive."""
         return self._per_s(self.window[0].published, self.window[-1].published) if self.window else 0.0
 
     @property
     def handled_per_s(self) -> float:
-        """Records a second that the lane handles, averaged over the window."""
+        """Records a second that the lane handles, averaged over the window. 0: fewer than two observations, or none handled."""
         return self._per_s(self.window[0].handled, self.window[-1].handled) if self.window else 0.0
 
     @property
@@ -124,7 +124,7 @@ class Measured:
 
 
 def _with_throughput(known: Measured) -> Measured:
-    """Return `known` with `per_executor` and `proven` updated by the newest observation of its window."""
+    """Return `known` with its throughput (`per_executor`, `proven`) and its measurement updated by its newest observation."""
     load, since = known.window[-1], known.measuring_since
     if not known.is_behind:
         # The window begins SETTLE_S or more after the last change of the number of executors.

@@ -77,6 +77,9 @@ class Sizing:
 
 
 def fixed(tasks: int) -> Sizing:
-    """Return the sizing of a job that does not scale: each of its micro-batches has this number of `tasks`."""
+    """Return the sizing of a job that does not scale: each micro-batch has `tasks` tasks.
+
+    The job then also has `tasks` worker processes.
+    """
     size = Size(executors=1, tasks=tasks)
     return Sizing(now=lambda: size, workers=lambda: tasks, shuffles=Shuffles())

@@ -58,7 +58,7 @@ def route(
 class RoutePartition:
     """The function that Spark calls for a partition of records: yield rows of SCHEMA for the lane's state.
 
-    It also writes the results of this step: skipped deliveries, rejected records and offset receipts.
+    The function also writes the results of this step to Kafka: skipped deliveries, rejected records and offset receipts.
     """
 
     tools: task_context.Tools

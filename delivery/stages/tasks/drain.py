@@ -1,6 +1,6 @@
 """Wait, when a job stops gracefully, for the attempts that still run in the workers after the last micro-batch.
 
-The driver creates this task function. The executors' Python workers run it. Two kinds of attempts outlive their micro-batch:
+The driver creates DrainPartition. The executors' Python workers call it. Two kinds of attempts outlive their micro-batch:
 background attempts of the direct and batch lanes (delivery.webhooks.scheduling.background_attempts), and attempts of the retry
 lane's leases. If the job ended without waiting, these requests would be aborted, and the next job would send them again.
 """
@@ -35,7 +35,7 @@ def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: floa
 class DrainPartition:
     """The function that Spark calls for an empty partition: begin no further attempt of a lease in this worker process.
 
-    Then wait until the process has no attempt in flight, at most `within_s`.
+    Then wait until the process has no attempt in flight, at most `within_s` seconds, and not beyond `until_s`.
     """
 
     tools: task_context.Tools

@@ -1,9 +1,9 @@
 """Record the results of a task: count them for the driver, and log the attempts to the worker's standard error.
 
-Runs in the executors' Python workers. Spark adds the terms of the workers to the driver's accumulators. In the real-time lane
-delivery.stages.realtime.report_buffer takes the terms instead. The driver also reads its own CPU time by this module. A worker
-that unpickles an observer imports this module. So the module is separate from delivery.stages.lanes.telemetry, whose metrics
-and settings would take 11 MB of each worker.
+Runs in the executors' Python workers. A term is what one task adds to a total. Spark adds the terms to the driver's
+accumulators. In the real-time lane delivery.stages.realtime.report_buffer takes the terms instead. The driver also reads its
+own CPU time by this module. A worker that unpickles an observer imports this module. So the module is separate from
+delivery.stages.lanes.telemetry, whose metrics and settings would take 11 MB of each worker.
 """
 
 from __future__ import annotations

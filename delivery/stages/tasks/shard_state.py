@@ -3,7 +3,8 @@
 Used by the batch and the retry lane. The driver calls `decide_shards`. The executors' Python workers run the rest. A shard
 holds the waiting items of some endpoints, and is one key of Spark's state. The cost of the state depends on keys and
 micro-batches, not on events (docs/architecture.md). A shard has an index and segments. The index is one small value, rewritten
-when it changes. A segment holds items. It is written once, read when items leave, and then removed. Its number is never reused.
+when it changes. A segment holds items. A segment is written once, read when items leave or segments are merged, and removed
+when none of its items is left. The number of a segment is never reused.
 Guarantee: Spark commits the state with the offsets, so a micro-batch that runs again finds the same state.
 """
 
@@ -80,8 +81,8 @@ def decide_shards(
 ) -> DataFrame:
     """Return the batches or leases to deliver now, in rows that `items_of` reads. "Now" is the start of the micro-batch.
 
-    `rows` has the columns of `collect_segments.SCHEMA`. `begin` is called in the worker as each task starts, and `pending` adds
-    up the backlogs of the shards.
+    `rows` has the columns of `collect_segments.SCHEMA`. A task calls `begin` in the worker before the task's first shard, and
+    not if the task has no rows. `pending` adds up the backlogs of the shards.
 
     Spark writes the time into the offset log, so a micro-batch that runs again decides by the same time. The timers of
     `transformWithState` would need a micro-batch at each trigger, even without waiting items. With four shards, such a
@@ -129,7 +130,7 @@ def _leave_open(connection: Any) -> None:
 
 
 class Shard(StatefulProcessor):
-    """The processor that Spark calls for each shard in each micro-batch: read the shard's state, decide, write the state."""
+    """The processor that Spark calls for each shard with rows in a micro-batch: read the shard's state, decide, write it."""
 
     def __init__(self, decide: Decide, pending: Accumulator[ShardBacklog], begin: Callable[[], RunningTask]) -> None:
         self._decide = decide

@@ -113,7 +113,9 @@ class Task:
         _write(self._writing, results, self._topics, self.worker.revision, self.worker.now_s())
 
     def write_leases(self, ended: retry_lane.LeaseResults) -> None:
-        """Count, log and write the results of leases, then enqueue the reports by which shards remove or requeue entries.
+        """Count, log and write the results of leases. When Kafka has confirmed them, enqueue the reports to the shards.
+
+        By a report, a shard removes or requeues the entries of a lease.
 
         Raise KafkaUnavailable if a row could not be written.
         """
@@ -127,8 +129,8 @@ class Task:
     def write_all(self, all_results: Iterable[Results]) -> Iterator[pa.RecordBatch]:
         """Write all results, and finish the task; return no rows.
 
-        If a delivery or a write fails, wait up to LAST_FLUSH_S until Kafka has confirmed the enqueued rows, and raise the
-        failure.
+        If iterating `all_results` or a write raises an error, wait up to LAST_FLUSH_S until Kafka has confirmed the enqueued
+        rows. Then raise the error.
         """
         try:
             for results in all_results:
@@ -143,7 +145,9 @@ class Task:
         self._writing.flush(LAST_FLUSH_S)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Write the remaining results, and wait until Kafka has confirmed all rows; return no rows.
+        """Write the results of ended leases, and wait until Kafka has confirmed all rows of the task; return no rows.
+
+        Also count and log the results of background attempts that a thread has written since the last call in this process.
 
         Raise KafkaUnavailable if a row could not be written. A task of any lane also writes the leases of the retry lane that
         have ended in its process. Spark assigns its processes round robin, so in a quiet job one process may get no further
@@ -165,10 +169,10 @@ def _write(writing: sink.Writing, results: Results, topics: topic_rows.Topics, r
 
 
 def completed_before(work_log: CompletedWork | None) -> frozenset[Key]:
-    """Return the deliveries that must not be repeated, because they ended in an earlier run of this task or of its micro-batch.
+    """Return the keys of deliveries that must not be repeated: they ended in an earlier run of this task or its micro-batch.
 
-    In the retry lane, return leases too. Called in the task. Reads Kafka if Spark retries the task. `work_log` None: the
-    micro-batch has no log, and the result is empty.
+    In the retry lane, return the keys of leases too. Called in the task. Reads Kafka if Spark retries the task. `work_log`
+    None: the micro-batch has no log, and the result is empty.
     """
     context = TaskContext.get()
     return frozenset() if work_log is None or context is None else work_log.ended(context.attemptNumber())

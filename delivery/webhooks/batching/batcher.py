@@ -66,7 +66,7 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
         """Return when the next batch is due, in milliseconds since the epoch.
 
         0: the batch is due at once, because the stored events fill it. After a decision such a batch is stored only if
-        `max_sent_bytes` kept it back.
+        `BatchingBounds.max_sent_bytes` kept it back.
         """
         is_full = self.events >= self.bounds.max_events or self.size >= self.bounds.max_bytes
         return 0 if is_full else self.due_by_time_ms
@@ -155,10 +155,10 @@ def decide(
     """Decide which batches of a shard are sent now; return them with the changes of the state. `index` is changed in place.
 
     `arrived` are the segments that came in this micro-batch, in any order. `read` returns the stored segment with a given
-    number. A second run with the same arguments sends the same batches. A batch that is due within the look-ahead is sent now:
-    at the next decision it would be late. A decision sends stored events up to `max_sent_bytes`, the endpoints with the oldest
-    events first. The other endpoints with stored, due events wait for the next decision. Raise StateUnreadable for a segment of
-    another version.
+    number. A second run with the same arguments sends the same batches. A batch that is due within `look_ahead_ms` is sent now:
+    at the next decision it would be late. Of the endpoints with stored, due events, those with the oldest events come first. A
+    decision sends their events up to `bounds.max_sent_bytes` together, but those of at least one endpoint. The other such
+    endpoints wait for the next decision. Raise StateUnreadable for a segment of another version.
     """
     return _Batcher(index, read, now_ms + look_ahead_ms, bounds).decide(arrived)
 

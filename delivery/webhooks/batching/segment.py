@@ -42,7 +42,7 @@ _OPAQUE_FRAME_BYTES = 32
 
 
 class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An event as it is packed, a MessagePack array, with every field that its dead letter needs.
+    """A packed event: a MessagePack array with every field that the event's dead letter needs.
 
     The array leaves out fields at its end that have their default, but never `headers`. The parsed content, which only filters
     need, is no field.

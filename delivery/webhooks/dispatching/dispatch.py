@@ -5,7 +5,7 @@ slots round robin; a slot is one request in flight. A delivery that waits for a 
 
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
 1. Deliveries that wait for an endpoint whose circuit breaker is open.
-2. Deliveries that wait for their own endpoint, once `queue_timeout_s` has passed since all other endpoints were served.
+2. Deliveries that wait for their own endpoint, once `Limits.queue_timeout_s` has passed since all other endpoints were served.
 3. Deliveries whose response is overdue at the task's end, and deliveries that wait for the same unresponsive endpoint. The
    overdue attempts move to the background.
 4. Deliveries that wait for their quick retry when nothing else is left to do.
@@ -100,7 +100,10 @@ class Dispatcher(Generic[Sent]):
         return ended
 
     def report(self) -> DispatchReport:
-        """Return the task's observations, and newly unresponsive endpoints of the worker. Called once, at the task's end."""
+        """Return the task's observations, and the worker's endpoints that became unresponsive and were not reported since.
+
+        Called once, at the task's end. `EndpointMemory.take_unresponsive` says when an endpoint is reported.
+        """
         unresponsive = self._memory.take_unresponsive(self._bounds.response_deadline_s, self._endpoint_time())
         return endpoint_queue.report(self._queues.values(), unresponsive, self._most_in_flight)
 
@@ -113,7 +116,10 @@ class Dispatcher(Generic[Sent]):
         await self._wait_while(lambda: len(self._ready.line) > ENOUGH_READY)
 
     async def finish(self) -> None:
-        """After the last `submit`, wait until every delivery has its outcome. Overdue attempts move to the background."""
+        """After the last `submit`, wait until every delivery has its outcome; then call `abandon`.
+
+        Overdue attempts may move to the background (`_on_response_deadline`).
+        """
         self._timeouts.stop()
         self._enter(timeouts.Phase.FINISHING)
         self._defer_quick_retries()
@@ -123,7 +129,7 @@ class Dispatcher(Generic[Sent]):
     async def wait_for_unsettled(self, unsettled: int) -> None:
         """Wait until at most `unsettled` deliveries are without an outcome. The caller must not call `submit` meanwhile.
 
-        When no queue is ready, each waiting delivery waits for its own endpoint, and is deferred after `queue_timeout_s`.
+        When no queue is ready, each waiting delivery waits for its own endpoint. It is deferred after `Limits.queue_timeout_s`.
         """
         self._enter(timeouts.Phase.WAITING)
         await self._wait_for_unsettled(unsettled)
@@ -167,7 +173,7 @@ class Dispatcher(Generic[Sent]):
     def _on_queue_timeout(self) -> None:
         """Defer deliveries that wait for their own endpoint, by the phase of the task.
 
-        1. WAITING, so the lane will submit more deliveries: defer those that have waited for `queue_timeout_s`.
+        1. WAITING, so the lane will submit more deliveries: defer those that have waited for `Limits.queue_timeout_s`.
         2. FINISHING or CLOSING: defer all that wait now, and each that would begin to wait from now on.
         3. Otherwise do nothing.
         """

@@ -101,7 +101,7 @@ class Queue(Generic[Sent]):
             self.host.leave()
 
     def abandon(self) -> None:
-        """Release the host's reservation, and cancel `resumption`, which would hold the ended task in memory."""
+        """Give back capacity that the host has reserved, and cancel `resumption`, which would hold the ended task in memory."""
         if self.resumption is not None:
             self.resumption.cancel()
         if self.has_reservation and self.host is not None:
@@ -184,10 +184,11 @@ class EndpointMemory:
             self.without_response[queue.endpoint_id] = queue.response_time
 
     def take_unresponsive(self, no_response_s: float, now: float) -> frozenset[EndpointId]:
-        """Return the endpoints that have sent no response for at least `no_response_s`.
+        """Return the endpoints whose silence, recorded by `add_without_response`, has lasted `no_response_s` or longer.
 
-        Each silence of an endpoint is returned once. A new silence begins when a later attempt misses its response deadline.
-        Other workers continue to send to an endpoint whose silence is shorter than `no_response_s`.
+        `now` is by the endpoint clock. Each silence of an endpoint is returned once. A new silence begins when a later attempt
+        misses its response deadline. Other workers continue to send to an endpoint whose silence is shorter than
+        `no_response_s`.
         """
         found = set()
         for endpoint_id, response_time in list(self.without_response.items()):

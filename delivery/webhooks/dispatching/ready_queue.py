@@ -26,7 +26,7 @@ class ReadyQueue(Generic[Sent]):
         self._is_closed = False
 
     def add(self, queue: Queue[Sent]) -> None:
-        """Add a queue that has a waiting delivery and fewer requests in flight than its limit.
+        """Add a queue to the line if it has a waiting delivery and fewer requests in flight than its limit.
 
         A queue that is in line already, or waits for its rate or host, is not added.
         """

@@ -48,7 +48,7 @@ class RunnerPool:
             runner.add_done_callback(self._runner_ended)
 
     def detach(self, runner: asyncio.Task[None]) -> None:
-        """Remove a runner whose attempt moves to the background: `cancel` leaves it alone, and another may take its place."""
+        """Remove a runner whose attempt moves to the background: `cancel` leaves it alone, and `start` may replace it."""
         self._runners.discard(runner)
 
     def cancel(self) -> None:

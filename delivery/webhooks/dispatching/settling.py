@@ -39,8 +39,8 @@ def settle(attempt: Attempt, quick_retry: backoff.QuickRetry, *, is_breaker_open
     """Return the next step of a delivery after `attempt`.
 
     1. Accepted: delivered.
-    2. Failed in a way that often passes, attempts are left, and the endpoint's circuit breaker is not open: quick retry. After
-       a background attempt, the retry lane makes the quick retry, because the delivery's task may have ended.
+    2. Failed, `quick_retry.wait_s` returns a wait, and the endpoint's circuit breaker is not open: quick retry. After a
+       background attempt, the retry lane makes the quick retry, because the delivery's task may have ended.
     3. Otherwise the delivery has failed in this lane. If the breaker is open, the endpoint's waiting deliveries are deferred.
     """
     error_class = attempt.error_class

@@ -62,7 +62,7 @@ class Timeouts:
     def start(self, phase: Phase) -> None:
         """Start the queue timeout if `phase.is_waiting`, and the response deadline if `phase.is_last`.
 
-        Called whenever no endpoint queue is ready.
+        Called whenever no endpoint queue is ready, and when the queue timeout has passed.
         """
         if phase.is_waiting and self._queue_timeout is None:
             self._queue_timeout = Countdown(self._endpoint_time, self._bounds.queue_timeout_s, self._end_queue_timeout)

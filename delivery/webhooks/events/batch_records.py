@@ -36,7 +36,7 @@ Headers = tuple[tuple[str, bytes], ...]
 
 
 class BatchRecord(NamedTuple):
-    """A batch record that the parser has checked, and not yet split: a task may have thousands of records of 1000 events."""
+    """A batch record that the parser has checked. `event_records` splits it later, for a task may have thousands of them."""
 
     record: Record
     events: int

@@ -60,8 +60,8 @@ def json_type_of(media_type: str) -> str:
 
     Empty, which stands for `application/json`, in three cases:
     1. The media type is `application/json`, without parameters or only with a charset.
-    2. The media type names another charset than UTF-8 or ASCII. A request has the payload in UTF-8.
-    3. The text is no valid media type, or no media type of JSON.
+    2. The media type names another charset than UTF-8 or US-ASCII. A request has the payload in UTF-8.
+    3. The text is no media type of JSON, or `is_media_type` refuses it.
     """
     if _PLAIN_JSON.fullmatch(media_type) or not is_json(media_type) or not is_unicode(media_type):
         return ""
@@ -79,7 +79,7 @@ def opaque_of(payload: bytes, media_type: str) -> Opaque:
 
     The form is text if three conditions hold, otherwise bytes:
     1. The media type is a type of text or XML.
-    2. The media type names no other charset than UTF-8 or ASCII.
+    2. The media type names no other charset than UTF-8 or US-ASCII.
     3. The payload is UTF-8 without control characters below U+0020 other than tab, CR and LF.
     """
     if _TEXT_TYPE.match(media_type) is None or not is_unicode(media_type) or _CONTROL.search(payload):

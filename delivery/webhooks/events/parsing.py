@@ -260,7 +260,7 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
 
 
 def _json_type(document: Mapping[str, Any]) -> str:
-    """Return `Event.json_type` of a structured event. Empty if the event has no payload."""
+    """Return `Event.json_type` of a structured event. Empty without a payload, or as `opaque.json_type_of` says."""
     media_type = document.get("datacontenttype")
     has_payload = "data" in document or "data_base64" in document
     return opaque.json_type_of(media_type.strip()) if has_payload and isinstance(media_type, str) else ""

@@ -194,9 +194,10 @@ def _tests(alternatives: list[Any], path: str) -> Mapping[type, list[operators.T
 def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
     """Return the verdict on an array.
 
-    1. An element matches by a value: _BY_VALUE.
-    2. All elements match by absence: _BY_ABSENCE.
-    3. Otherwise _NO. An empty array counts as a missing field, whose verdict is `when_missing`.
+    1. The array has no element: `when_missing`, the verdict on a missing field.
+    2. An element matches by a value: _BY_VALUE.
+    3. All elements match by absence: _BY_ABSENCE.
+    4. Otherwise: _NO.
     """
     weakest = when_missing
     for element in flattened(array):

@@ -4,7 +4,7 @@ Runs wherever events are matched with subscriptions. Imports the standard librar
 
 The sorted bounds of all ranges divide the numbers into slots: one for each bound, and one for each gap. A range covers
 consecutive slots, and is stored at the fewest nodes of a segment tree that cover them. A number is in one slot. The ranges that
-contain the number are at the slot's own node and at the nodes above it. So a look-up takes as many steps as the logarithm of
+contain the number are at the slot's own node and at the nodes above it. So a search takes as many steps as the logarithm of
 the number of bounds.
 """
 

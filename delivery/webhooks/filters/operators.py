@@ -51,7 +51,7 @@ def as_in_events(number: float) -> float:
     """Return a number of a filter as the parser of events returns it.
 
     An integer of up to 64 bits, with or without a sign, stays an integer. Any other number is a double. The parser rejects an
-    event with a number that is larger than every double. A filter may have such a bound: it is infinite.
+    event with a number that is larger than every double. A filter may have such a number as a bound, which becomes infinite.
     """
     if -(2**63) <= number < 2**64:
         return number
@@ -151,7 +151,7 @@ def _fits(wildcard: str) -> Test:
 def pieces(wildcard: str) -> list[str]:
     r"""Return the texts between the asterisks of a wildcard, with `\*` and `\\` unescaped.
 
-    Raise FilterError for another backslash, and for two asterisks side by side.
+    Raise FilterError for a backslash before another character or at the end, and for two asterisks side by side.
     """
     pieces = [""]
     characters = iter(wildcard)
@@ -217,7 +217,7 @@ def _exists(operand: Any, path: str) -> Tests:
 
 
 def _anything_but(operand: Any, path: str) -> Tests:
-    """Return tests that accept each scalar that is not excluded, null included, and no object or missing field."""
+    """Return tests that accept each scalar that is not excluded, null included. Objects and missing fields are not accepted."""
     if isinstance(operand, dict):
         excluded: Tests = {str: _excluded_texts(operand, path)}
     else:

@@ -63,7 +63,7 @@ BOUNDS = PoolBounds()
 def default_max_connections() -> int:
     """Return half of the number of files that this process may open, at most _MAX_CONNECTIONS.
 
-    The other half is for Spark, look-ups, parallel connection attempts and closing connections.
+    The other half is for Spark, DNS look-ups, parallel connection attempts and closing connections.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(soft // 2, _MAX_CONNECTIONS))

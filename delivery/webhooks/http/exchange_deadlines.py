@@ -56,7 +56,7 @@ class Deadlines:
         return self._endpoint_time() + timeout_s, self._loop.time() + timeout_s + self._max_extension_s
 
     def begin(self, exchange: Expiring, deadline: Deadline) -> None:
-        """Expire `exchange` as soon as one of its two deadlines has passed, unless `end` is called before."""
+        """Expire `exchange` at a check after one of its two deadlines has passed, unless `end` is called before."""
         self._running[exchange] = deadline
         if self._timer is None:
             self._schedule_check()

@@ -88,7 +88,10 @@ _LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """The rules for URLs and addresses, with exceptions for development. Has plain values, so that it can be pickled."""
+    """The rules for URLs and addresses, with exceptions for development. Has plain values, so that it can be pickled.
+
+    Raises SettingsError if `allow_networks` has a text that is no network.
+    """
 
     allow_networks: tuple[str, ...] = ()
     """CIDR networks that may be reached although they are not public."""

@@ -71,8 +71,8 @@ class Transport:
 
         If a response breaks off after its head, the part that came is returned.
 
-        `target.head` has the method: POST for deliveries and tokens, OPTIONS for handshakes. `headers` are the delivery's own
-        header lines, each ended by CRLF. `timeout_s` bounds the time from the wait for a connection to the response, by
+        `target.head` has the method: POST for deliveries and tokens, OPTIONS for handshakes. `headers` are the header lines of
+        this request alone, each ended by CRLF. `timeout_s` bounds the time from the wait for a connection to the response, by
         `endpoint_time`. A timeout per read would never expire on an endpoint that sends byte by byte. Redirects are not
         followed. If a reused connection breaks before any byte of the response, or ends with a 408, the request is sent again
         on a new one.

@@ -90,7 +90,7 @@ class Collector:
     async def add(self, records: Iterable[Record]) -> Collected:
         """Collect `records`; return their skips and rejections.
 
-        Once the full batches have more than `max_segment_bytes`, return their segments too.
+        If the full batches, also those of earlier calls, have more than `max_segment_bytes`, return their segments too.
         """
         collected = Collected()
         for record in records:
@@ -105,7 +105,10 @@ class Collector:
         return collected
 
     def finish(self) -> Collected:
-        """Return the segments of all remaining events, and the offset receipts and totals of the task."""
+        """Return the segments of all events that `add` has not returned, and the results of the whole task.
+
+        The results: offset receipts, paused partitions, and the numbers of reused ids and of invalid times.
+        """
         batches = self._closed
         for endpoint_id, batch in self._open.items():
             if batch.items:

@@ -60,9 +60,9 @@ class BatchLane:
         self._unsettled_bytes = 0
 
     async def submit(self, written: Iterable[bytes]) -> Results:
-        """Begin to deliver batches, in the encoding of `segment.encoded_batch`; return the results so far.
+        """Begin to deliver batches, in the encoding of `segment.encoded_batch`; return the results since the last call.
 
-        Waits while bodies of more than `max_unsettled_bytes` have no result.
+        Waits while the bodies without a result have more than `max_unsettled_bytes` together.
         """
         since_io = 0
         for encoded in written:
@@ -113,7 +113,7 @@ class BatchLane:
         """Send the events at `places` of a batch in one request, or defer them. If there is a `reason`, skip them instead.
 
         Events that an earlier run has completed are left out. An unreadable event raises msgspec.MsgspecError or
-        UnicodeDecodeError. Any other unforeseen error makes the events dead letters.
+        UnicodeDecodeError. An unforeseen error while the request is built makes the events dead letters.
         """
         # Unreadable events cannot have a dead letter. The error fails the task, and the events stay in the lane's state.
         events = [segment.unpacked(batch.packed[place]) for place in places]

@@ -69,7 +69,10 @@ class DirectLane:
         self._ended_before = ended
 
     async def submit(self, records: Iterable[Record]) -> Results:
-        """Begin to deliver `records`; return the results so far of these and of earlier records."""
+        """Begin to deliver `records`; return the results that exist now and that no earlier call has returned.
+
+        Results of earlier records are included.
+        """
         results = Results()
         for count, record in enumerate(records, start=1):
             due = await self._intake.accept(record, results.rejections)

@@ -36,8 +36,8 @@ class LoopThread:
     """An event loop on a thread of its own.
 
     The loop runs between micro-batches too, so it closes idle connections in time and keeps other connections alive. The thread
-    of a Spark task gives coroutines to the loop. While they run, the task's thread waits for results, writes them to Kafka, and
-    reads the next records.
+    of a Spark task gives coroutines to the loop. While the coroutines run, the task's thread waits for results, writes them to
+    Kafka, and reads the next records.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class DrivenLane(Protocol):
     """A lane in one Spark task, such as DirectLane or BatchLane. `submit`, `drain` and `finish` return each result once."""
 
     async def submit(self, chunk: Iterable[Any], /) -> Results:
-        """Begin to deliver some records or batches; return the results so far."""
+        """Begin to deliver some records or batches; return the results that are ready, also of earlier records or batches."""
 
     async def finish(self) -> Results:
         """Wait until all deliveries have an outcome; return the remaining results."""
@@ -155,7 +155,7 @@ class LaneDriver:
         """Return `complete` of the result of `work`. While `work` runs, call `report` each RESULTS_EVERY_S.
 
         `report` gets `complete` of the new outcomes, and is not called if there are none. Runs in the loop, because the loop is
-        busy: requests for results from the task's thread would wait.
+        busy: requests for results from the task's thread would wait. Cancel `work` and raise Orphaned if the JVM is gone.
         """
         running = asyncio.ensure_future(work)
         try:
@@ -194,7 +194,10 @@ class LeaseDriver:
         settle_s: float,
         ended: completed_work.CompletedKeys,
     ) -> Iterator[retry_lane.LeaseResults]:
-        """Start the leases of one task, and yield results until all have ended, or until `settle_s` after the last start."""
+        """Start the leases of one task, and yield results until all have ended, or until `settle_s` after the last start.
+
+        Leases and deliveries whose keys are in `ended` are left out.
+        """
         written = iter(leases)
         while chunk := list(itertools.islice(written, LEASES_AT_ONCE)):
             yield self._thread.run(self._retry.start(chunk, registry, settle_s, ended))
@@ -205,7 +208,7 @@ class LeaseDriver:
         yield self._thread.run(self._finish_task())
 
     def drain(self) -> retry_lane.LeaseResults | None:
-        """Return the results since the last call, without waiting for leases. None: there are none.
+        """Return the results that were neither returned nor yielded before. Does not wait for leases. None: no results.
 
         Of a lease in flight these are its accepted deliveries. All its other results come when the lease has ended.
         """

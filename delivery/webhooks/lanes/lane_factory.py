@@ -54,7 +54,7 @@ class LaneFactory:
         *,
         pauses_partitions: bool = False,
     ) -> direct_lane.DirectLane:
-        """Return a DirectLane for one task, or for one slice of the real-time lane."""
+        """Return a DirectLane for one task, or for one slice of the real-time lane. DirectLane explains `pauses_partitions`."""
         deferrals = self._deferrals_of(suppressed)
         return direct_lane.DirectLane(
             registry,

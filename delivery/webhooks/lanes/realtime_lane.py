@@ -201,8 +201,8 @@ class RealtimeSlices:
     def finish(self) -> None:
         """Wait until each record has its outcome and all results are queued; raise the failure of a lane that has failed.
 
-        Records that wait for the event loop when the lane stops get no outcome. `next_results` returns None after the queued
-        results. `feed` must not be called afterwards.
+        After `stop` or a failure, records that still wait for the event loop get no outcome. `next_results` returns None after
+        the queued results. `feed` must not be called afterwards.
         """
         try:
             asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
@@ -324,7 +324,7 @@ class RealtimeSlices:
         self._queue(results, receipts if self._failure is None else ())
 
     def _report(self, results: Results) -> None:
-        """Queue the outcomes, rejections and batch records so far of a slice, if there are any."""
+        """Queue `results` if they have outcomes, rejections or batch records."""
         if results.outcomes or results.rejections or results.batch_records:
             self._queue(results)
 

@@ -3,7 +3,7 @@
 A lease is a set of retry entries that a shard gives to a worker for a limited time. A RetryLane lives as long as its worker
 process. A micro-batch waits for its leases for a moment only. Attempts that take longer continue, and their results leave with
 a later task of this process, of any lane. The attempts of a lease end before its shard considers the lease expired
-(`lease_timeout_s`).
+(`ShardPolicy.lease_timeout_s`).
 
 This module decides which leases are delivered, and when their results leave. For one lease:
 * delivery.webhooks.leases.lease_triage decides what happens to each entry.
@@ -117,11 +117,11 @@ class RetryLane:
         settle_s: float,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> LeaseResults:
-        """Begin to deliver leases in the shards' encoding; return the results so far, also of earlier leases.
+        """Begin to deliver leases in the shards' encoding; return all leases' results that no call has returned before.
 
-        While there is no memory for a lease, wait at most `settle_s` for the end of another lease. If none ends in this time,
-        requeue the lease's entries without an attempt. Then no later lease of the task waits for memory: the entries of each
-        later lease without memory are requeued at once. When a micro-batch runs again:
+        While there is no memory for a lease, wait at most `settle_s` each time for the end of another lease. If none ends in
+        this time, requeue the lease's entries without an attempt. Then no later lease of the task waits for memory: the entries
+        of each later lease without memory are requeued at once. When a micro-batch runs again:
         1. A lease that is still in flight continues unchanged.
         2. A lease that was reported (in `ended`) is left out.
         3. Deliveries that were accepted (in `ended`) are left out.
@@ -140,10 +140,11 @@ class RetryLane:
         return await self._book.wait(wait_s)
 
     async def finish_task(self, wait_s: float) -> LeaseResults:
-        """Wait at most `wait_s` for the leases that `start` got since the last call; return the results so far of all leases.
+        """Wait at most `wait_s` for the leases that `start` got since the last call of `finish_task`.
 
-        Leases that have not ended continue. Their other results leave with a later call. The results include the destinations
-        that responded or were unreachable since the last call.
+        Return all leases' results that no call has returned before. Leases that have not ended continue, and their other
+        results leave with a later call. The results include the destinations that responded, or were unreachable, since the
+        last call of `finish_task`.
         """
         await self._book.wait(wait_s)
         self._book.finish_task()
@@ -155,7 +156,7 @@ class RetryLane:
     def drain(self) -> LeaseResults | None:
         """Return the results since the last call of `start`, `finish_task` or `drain`, without waiting.
 
-        None: no lease has ended, no delivery was accepted, and no endpoint responded with 410.
+        None: since then, no lease has ended, no delivery was accepted, and no endpoint responded with 410.
         """
         has_accepted = any(lease.report.has_accepted for lease in self._book.in_flight())
         return self._drain() if self._book.has_ended or self._runner.observations.has_gone or has_accepted else None
@@ -170,10 +171,10 @@ class RetryLane:
         await self._book.close()
 
     async def _classify(self, lease: retry_messages.Lease, settle_s: float, ended: completed_work.CompletedKeys) -> _Course:
-        """Return what will happen to a lease.
+        """Return the next step for a lease.
 
-        While the leases in flight leave no memory for it, wait until any of them ends, at most `settle_s` each time. If none
-        has ended in time, no lease of the same task waits again.
+        While the leases in flight leave no memory for this lease, wait until any of them ends, at most `settle_s` each time. If
+        none has ended in time, no lease of the same task waits again.
         """
         if not lease.number:
             return _Course.GIVEN_UP

@@ -178,12 +178,12 @@ class Worker:
         yield from self._leases.results(leases, registry, settle_s, ended)
 
     def drain_leases(self) -> retry_lane.LeaseResults | None:
-        """Return the results so far of all leases that `retry` got, without waiting. None: there is nothing to write.
+        """Return the results of leases that neither `retry` nor this method has returned yet, without waiting. None: no result.
 
         Called in the thread of a task of any lane, because this process may get no task of the retry lane for long. A lease
-        that is not reported within `lease_timeout_s` expires, and its entries are leased again. Each result is returned once,
-        so the calling task must write the results and reports to Kafka. The task must not hand these deliveries over to the
-        retry lane again: the reports say which entries are requeued.
+        whose report stays away for `ShardPolicy.lease_timeout_s` expires, and its entries are leased again. Each result is
+        returned once, so the calling task must write the results and reports to Kafka. The task must not hand these deliveries
+        over to the retry lane again: the reports say which entries are requeued.
         """
         return self._leases.drain()
 

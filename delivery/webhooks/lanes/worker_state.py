@@ -31,9 +31,9 @@ MAX_BREAKERS = 20_000
 
 
 class WorkerState:
-    """The parts of a worker that live as long as the process. They are made here, in the order in which they need each other.
+    """The parts of a worker that live as long as the process. The constructor creates all of these parts.
 
-    Methods and the attributes that lanes use are for the event loop, unless they say otherwise.
+    The methods are called in the event loop, and lanes use the attributes there, unless a docstring says otherwise.
     """
 
     def __init__(self, plan: worker_plan.Plan) -> None:
@@ -111,7 +111,7 @@ class WorkerState:
 
     @property
     def is_busy(self) -> bool:
-        """Return True while a background attempt or a lease is in flight, or has a result to write. Thread-safe."""
+        """Return True while a lease is in flight, or a background attempt runs or has a result to write. Thread-safe."""
         return not self.background.is_idle or self.retry.is_busy
 
     @property
@@ -135,7 +135,7 @@ class WorkerState:
         return registry
 
     def set_workers(self, workers: int) -> None:
-        """Divide the limits of hosts and endpoints by this number of workers from now on."""
+        """Divide the limits of hosts and endpoints by `workers`, the number of worker processes, from now on."""
         limits = dataclasses.replace(self.lanes.limits, workers=workers)
         self.lanes.limits = limits
         self.memory.hosts.set_bounds(limits)
@@ -144,9 +144,9 @@ class WorkerState:
     def complete(self, results: Results) -> Results:
         """Add the worker's own state to results from the end of a task or slice, and return these results. Called in the loop.
 
-        The state: seconds of own delay, number of waits for hosts, and the difference between this worker's and the driver's
-        clock. `results.accepting` keeps only the endpoints whose next health hint is due. If `results.reach` shows that our own
-        network is broken, forget all circuit breakers.
+        The state: the seconds of own delay and the number of waits for hosts, both since the last call; and how far this
+        worker's clock is ahead of the driver's. `results.accepting` keeps only the endpoints whose next health hint is due. If
+        `results.reach` shows that our own network is broken, forget all circuit breakers.
         """
         results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())
         results.own_delay_s = self._endpoint_clock.own_delay_s()

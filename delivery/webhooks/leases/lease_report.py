@@ -56,7 +56,7 @@ class LeaseReport:
         return bool(self._accepted.outcomes or self._accepted.batches)
 
     def move_accepted(self, into: Results) -> None:
-        """Move the deliveries and batches that the endpoint accepted so far to `into`.
+        """Move to `into` the accepted deliveries and batches that no earlier call has moved.
 
         A batch of which the response rejected an event is not moved: it leaves with the report, in `results`.
         """
@@ -121,7 +121,7 @@ class LeaseReport:
     def record(self, entry: retry_messages.RetryEntry, outcome: Outcome[Any]) -> None:
         """Record the outcome of an entry in this lease, without the request body.
 
-        The outcome gets the id of the replay that asked for the entry. None: the entry was due.
+        The outcome gets the id of the replay that asked for the entry, or None if no replay asked for the entry.
         """
         outcome = outcome._replace(replay=entry.replay)
         is_accepted = outcome.kind is OutcomeKind.DELIVERED

@@ -75,9 +75,9 @@ class LeaseRunner:
     async def attempt_all(self, lease: LeaseInFlight) -> None:
         """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
 
-        Entries whose attempt cannot begin by `lease.until`, or before a change of the endpoint, stay in `lease.waiting`.
-        If `stop` was called before, all entries stay there. Otherwise each wait for a rate would end at once, and the lease
-        would busy-wait until its end.
+        Entries whose attempt cannot begin by `lease.until` stay in `lease.waiting`. So do all entries that still wait when the
+        endpoint is changed, or has to be looked up again. If `stop` was called before, all entries stay there. Otherwise each
+        wait for a rate would end at once, and the lease would busy-wait until its end.
         """
         if self._stopping.is_set():
             return
@@ -88,7 +88,7 @@ class LeaseRunner:
                 together.create_task(self._run(lease, shared))
 
     async def _run(self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits) -> None:
-        """Attempt one entry after another. An entry that waits for its rate or host holds no slot of the worker.
+        """Attempt one entry after another. An entry that waits for the endpoint's rate or host holds no slot.
 
         The wait of an entry for its host is counted once, at the first check that finds no capacity.
         """

@@ -99,10 +99,10 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
 
     1. The endpoint is quarantined, paused or disabled: all entries are requeued.
     2. The worker's registry lacks the endpoint, a subscription or a tenant of an entry's events, and may be older than the
-       entry: the entry is requeued.
-    3. A registry that is not older lacks the endpoint, the subscription or the tenant of some events. They were deleted, so the
-       events are skipped. Events of a paused or quarantined subscription are skipped too. The entry ends if it has no other
-       events.
+       registry by which the entry was written: the entry is requeued.
+    3. A registry that is not older lacks the endpoint, the subscription or the tenant of some events. These rows were deleted,
+       so the events are skipped. Events of a paused or quarantined subscription are skipped too. The entry ends if it has no
+       other events.
     4. The endpoint accepted all other events of the entry already (`ended`): they count as delivered, and are not sent.
     5. Otherwise the other events are attempted.
 
@@ -200,13 +200,14 @@ def _pause_reason(lease: retry_messages.Lease, endpoint: Endpoint | None) -> str
 def _may_be_newer(entry: retry_messages.RetryEntry, view: RegistryView, now_ms: int) -> bool:
     """Return True if the entry may be due by a newer registry than the worker has.
 
-    False once the entry is older than `max_age_s`, even if the registry was restored from a backup and its revisions went back.
+    False once the entry is older than `view.max_age_s`, even if the registry was restored from a backup and its revisions went
+    back.
     """
     return entry.revision > view.revision and now_ms - entry.since_ms < view.max_age_s * 1000
 
 
 def _wait_for_registry(entry: retry_messages.RetryEntry, now_ms: int) -> ToRequeue:
-    """Requeue an entry. Its wait is the time since it came into the lane, at least LOCAL_WAIT_S and at most MAX_BEHIND_S."""
+    """Requeue an entry, to wait as long again as since `entry.since_ms`: at least LOCAL_WAIT_S, at most MAX_BEHIND_S."""
     wait_s = min(max((now_ms - entry.since_ms) / 1000, backoff.LOCAL_WAIT_S), backoff.MAX_BEHIND_S)
     return ToRequeue(NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_reasons.REGISTRY_BEHIND)
 

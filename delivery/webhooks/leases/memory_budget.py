@@ -1,4 +1,4 @@
-"""Bound the memory that the leases in flight take in one worker."""
+"""Bound the memory that the leases in flight take in one worker. Runs in the executors."""
 
 from __future__ import annotations
 

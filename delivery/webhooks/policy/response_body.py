@@ -35,10 +35,10 @@ _C1 = re.compile(r"[\x80-\x9f]")
 def kept(body: bytes, headers: Iterable[tuple[bytes, bytes]], secrets: Iterable[str], max_bytes: int) -> str:
     """Return the beginning of a body as text of at most `max_bytes`, with `***` in place of credentials.
 
-    Empty: there is no body, `max_bytes` is 0, or the body has a content encoding. Requests ask for none. `secrets` are the
-    credentials of the endpoint, and the values of its own headers. Secrets of MIN_SECRET_CHARS or more are replaced, in upper
-    or lower case, and as they are written in JSON, URLs and HTML. Invalid UTF-8, and control characters except tab, LF and CR,
-    become U+FFFD.
+    Empty: there is no body, `max_bytes` is 0, or the body has a content encoding, although requests ask for no encoding.
+    `secrets` are the credentials of the endpoint, its access token, and the values of its own headers. Secrets of
+    MIN_SECRET_CHARS or more are replaced, with ASCII letters in either case, and as they are written in JSON, URLs and HTML.
+    Invalid UTF-8, and control characters except tab, LF and CR, become U+FFFD.
     """
     if not body or not max_bytes or _is_encoded(headers):
         return ""
@@ -62,9 +62,10 @@ def _is_encoded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def _known_places(lower: str, secrets: Iterable[str], max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the places of `secrets` in a text in lower case, each as start and end.
+    """Yield the places of `secrets` in `lower`, a text in lower case, each as start and end.
 
-    Secrets shorter than MIN_SECRET_CHARS are left out.
+    A place begins with the first _HEAD_CHARS characters of a secret, and ends where the text differs from the secret. Secrets
+    shorter than MIN_SECRET_CHARS are left out.
     """
     for secret in secrets:
         if len(secret) < MIN_SECRET_CHARS:

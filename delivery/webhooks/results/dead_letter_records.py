@@ -142,7 +142,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def mode(self) -> DeliveryMode:
-        """Return the delivery mode in which the event was sent. Receipts name the delivery's lane by this mode."""
+        """Return the delivery mode in which the event was sent. Offset receipts name the delivery's lane by this mode."""
         return DeliveryMode.BATCH if self.is_of_batch else DeliveryMode.DIRECT
 
     @property

@@ -132,7 +132,7 @@ def offset_receipt(receipt: Receipt) -> OffsetReceipt:
 
 
 def _offsets(delivery: BatchDelivery, places: Iterable[int]) -> Offsets:
-    """Return the offsets of the events at `places` of the batch, by subscription, topic and partition."""
+    """Return the offsets of events by subscription, topic and partition. `places` are indexes of events in the batch."""
     offsets: Offsets = {}
     for place in places:
         event = delivery.events[place]

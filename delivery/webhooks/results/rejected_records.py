@@ -13,10 +13,10 @@ from delivery.webhooks.state.json_decoding import JsonDecoder
 
 
 class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A record that a lane rejected and delivers to nobody, or an unreadable event of a retry entry that was given up.
+    """A record that a lane rejected and delivers to nobody, or an event of an unreadable retry entry that was given up.
 
-    The key of the Kafka record is the value of the field `topic`. An event of a retry entry has topic `(retry lane)`,
-    partition -1 and offset -1.
+    The key of the Kafka record is the value of the field `topic`. The record of such an event has topic
+    `(retry lane)`, partition -1 and offset -1.
     """
 
     reason: str

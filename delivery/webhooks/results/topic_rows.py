@@ -101,6 +101,7 @@ def deferral_rows(
     Only for results of the direct, batch and real-time lane: the retry lane requeues by reports. The caller writes these
     records together with the records of `rows`. Entries of one endpoint share a record, up to MAX_POSTPONED_BYTES, in the order
     in which they were postponed. `revision` is the newest revision of the registry that may have made the deliveries due.
+    NO_REVISION: unknown.
     """
     entries: dict[EndpointId, tuple[CustomerId, list[retry_messages.RetryEntry]]] = {}
     for outcome in results.outcomes:
@@ -138,11 +139,11 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
 
 
 def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[TopicRow]:
-    """Yield the Kafka records that tell the retry lane which endpoints accepted a request, and which failed without a retry.
+    """Yield the Kafka records that tell the retry lane which endpoints accepted a request, and which did not.
 
-    For results of the direct, batch and real-time lane. A delivery that is given up after a failed attempt leaves no retry
-    entry, so such a record reports the failure. For an endpoint in `results.accepting` only the acceptance is reported. The
-    caller writes these records after those of `deferral_rows`.
+    For results of the direct, batch and real-time lane. A delivery that is given up leaves no retry entry. So a record reports
+    its endpoint as not accepting, if the reason is in `window.NOT_ACCEPTED`. For an endpoint in `results.accepting` only the
+    acceptance is reported. The caller writes these records after those of `deferral_rows`.
     """
     accepts: dict[EndpointId, tuple[CustomerId, bool]] = {}
     for outcome in itertools.chain[Outcome[Any]](results.outcomes, (batch.outcome for batch in results.batches)):

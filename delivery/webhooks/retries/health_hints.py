@@ -1,6 +1,6 @@
 """Decide when the direct, batch or real-time lane reports to the retry lane that an endpoint accepts requests (a health hint).
 
-Runs in the executors. Pure, except for random intervals: the caller passes the time.
+Runs in the executors; `report_interval_s` also on the driver. Pure, except for random intervals: the caller passes the time.
 
 The retry lane reports endpoints that accept nothing, and the driver disables these endpoints. The other lanes report
 deliveries that an endpoint did not accept: by retry entries, or by hints if these deliveries are given up. A report for each

@@ -1,4 +1,4 @@
-"""The bounds of one decision of a shard of the retry lane. Runs in the executors."""
+"""Define how many bytes one decision of a shard of the retry lane may lease and read. Runs in the executors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delivery.webhooks.state import segment_store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasingBounds:
-    """The bounds of one decision. The modules `fifo`, `timer_wheel` and `resends` give the reasons for their bounds."""
+    """The bounds of one decision. `fifo`, `timer_wheel` and `resends` give the reasons for the bounds that they define."""
 
     max_leased_bytes: int = 64 * 1024 * 1024
     """Maximum of bytes of entries (RetryEntry.written_bytes) that one decision leases or gives up as expired. The last lease

@@ -35,7 +35,10 @@ class DeliveryKey(NamedTuple):
 
 
 class Search:
-    """Search the entries of one shard for resent deliveries, during one decision. Stop when `max_bytes` or more are read."""
+    """Search the entries of one shard for resent deliveries, during one decision.
+
+    The caller reads the entries, and stops when the search is exhausted: `max_bytes` or more bytes of entries are read.
+    """
 
     def __init__(self, *, max_bytes: int = MAX_SEARCHED_BYTES) -> None:
         self._room = max_bytes
@@ -75,7 +78,7 @@ class Search:
         self._room -= sum(map(len, items))
 
     def finds(self, owner: str, waiting: retry_messages.RetryEntry) -> bool:
-        """Return True if a resend asks for the delivery of the `waiting` entry. `results` then skips all its resends."""
+        """Return True if a resend asks for the delivery of the `waiting` entry. `results` then skips all resends of it."""
         if waiting.subscriptions[0] not in self._subscriptions:
             return False
         key = _key_of(waiting)

@@ -6,8 +6,8 @@ with a change that a default cannot bridge.
 
     a lane ─ Postponed ─► retries topic ─► shard ─ Lease ─► retry lane's worker ─ Report ─► retries topic ─► the same shard
 
-A shard is one key of Spark's state, with the retry entries of a part of all endpoints. A shard leases entries of one endpoint
-together. The shard keeps these entries until the report of the lease has the result of each.
+A shard is one key of Spark's state, with the retry entries of a part of all endpoints. A shard leases entries of one FIFO
+together, and keeps them until the report of the lease has the result of each. A lease that is given up has no report.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def wakes_at_ms(self, behind_ms: int, now_ms: int) -> int:
         """Return when the entry's wait ends, in ms since the epoch: at `again_at_ms`, or at `expires_ms` if that is sooner.
 
-        While an attempt runs in the background, the entry does not expire, because the endpoint may accept the attempt. A shard
-        that is `behind_ms` behind in the topic reads the completion that much later, so the entry waits `behind_ms` longer. The
-        shard may catch up earlier. So the longer wait ends LAG_CHECK_MS from now at the latest, but not before `again_at_ms`.
-        It begins again if the shard is still behind.
+        An entry with a background attempt does not expire during this wait, because the endpoint may accept the attempt. A
+        shard that is `behind_ms` behind in the retries topic reads the attempt's completion that much later. So this entry
+        waits `behind_ms` longer. The shard may catch up earlier, so the longer wait ends LAG_CHECK_MS after `now_ms` at the
+        latest, but not before `again_at_ms`. If the shard is still behind then, the caller lets the entry wait again.
         """
         if self.background_attempt is not None:
             return min(self.again_at_ms + behind_ms, max(self.again_at_ms, now_ms + LAG_CHECK_MS))
@@ -171,7 +171,7 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     ) -> Self:
         """Return a message which says that the background attempts named in `settled` have completed.
 
-        `accepted`: the endpoint accepted one of these requests. The message then carries a health hint.
+        `accepted` True: the endpoint accepted at least one of these attempts. The message then has the health hint `accepts`.
         """
         return cls(endpoint_id, customer_id, [], settled, True if accepted else None)
 
@@ -236,7 +236,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
 
 
 class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Retry entries of one endpoint that a shard gives to a worker for a limited time, to attempt them."""
+    """Retry entries of one FIFO that a shard gives to a worker: to attempt them for a limited time, or to end them."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
@@ -277,7 +277,7 @@ def new_entry(
     """Return the retry entry of a delivery or batch that is deferred to the retry lane at `now_ms`.
 
     `packed` has the events of the entry, and `subscription_ids` the subscription of each event. The entry keeps the last
-    MAX_HISTORY attempts of `history`, and expires `max_age_s` after `now_ms`.
+    MAX_HISTORY attempts of `history`, with shortened responses (`shortened`), and expires `max_age_s` after `now_ms`.
     """
     places = {name: place for place, name in enumerate(dict.fromkeys(subscription_ids))}
     return RetryEntry(

@@ -53,7 +53,7 @@ class RetryIndex(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True, kw_only=True)
 class LeaseDecision:
-    """A decision of a shard: leases for workers, and changes of the shard's state. `append` and `drop` are disjoint."""
+    """A shard's decision: leases for workers, and changes of the shard's state. No segment is in both `append` and `drop`."""
 
     index: RetryIndex
     policy: ShardPolicy
@@ -159,7 +159,7 @@ class _Scheduler:
         """The endpoints whose state is decoded in this decision, by key."""
 
     def decide(self, messages: list[Message]) -> LeaseDecision:
-        """Apply messages and due entries, give up expired entries, then lease entries, and return the decision."""
+        """Apply messages, move due entries to FIFOs, give up expired entries, lease entries, and return the decision."""
         self._open_due()
         self._apply_settled(messages)  # before the timer wheel: an attempt may complete just when its entry is due
         self._wake_due()
@@ -226,7 +226,7 @@ class _Scheduler:
             self._admit(key, message.entries)
 
     def _admit(self, key: str, entries: Sequence[RetryEntry]) -> None:
-        """Add entries to the state of an endpoint, and apply their reasons to its window.
+        """Add entries to the state of an endpoint, and apply the reason of each entry's postponement to its window.
 
         Entries beyond `max_pending` events of the endpoint are given up, except those whose background attempt is in flight. An
         entry is dropped if its background attempt has completed. It is also dropped if the timer wheel has an entry with the
@@ -340,7 +340,7 @@ class _Scheduler:
                 self._give_up(key, order_key, expired, retry_reasons.EXPIRED)
 
     def _lease(self) -> None:
-        """Lease to workers the retry entries that may be attempted now, within each endpoint's free slots.
+        """Lease the retry entries that may be attempted now, within each endpoint's free slots and `max_leased_bytes`.
 
         FIFOs take turns: the FIFO that was leased least recently comes first.
         """

@@ -74,6 +74,8 @@ def remove_due(
 ) -> Iterator[TimerEntry]:
     """Remove and yield the entries that are due, until `max_bytes` are read.
 
+    An entry in a bucket of the narrowest width (FINEST) is yielded when the last entry of this bucket is due.
+
     The entries of an opened bucket that are not due move to narrower buckets. They move when the iterator ends, because it may
     still read the narrower buckets. So the caller must exhaust the iterator.
     """

@@ -173,8 +173,9 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def is_failing(self, policy: ShardPolicy, now_ms: int) -> bool:
         """Return True if the endpoint has accepted nothing for so long that it is to be disabled, and failed recently.
 
-        The endpoint is reported again with each failure, because the database may be unavailable. An endpoint that was enabled
-        less than `disable_after_s` ago is not disabled (subscriptions_db.registration.endpoint_status).
+        Each decision within RECENT_FAILURE_MS of the last failure reports the endpoint again, because the database may be
+        unavailable. An endpoint that was enabled less than `disable_after_s` ago is not disabled
+        (subscriptions_db.registration.endpoint_status).
         """
         if self.failing_since_ms is None or now_ms - self.failed_ms >= RECENT_FAILURE_MS:
             return False

@@ -174,7 +174,8 @@ class Intake(Generic[Prepared]):
     def drain_reused_ids(self) -> int:
         """Return how many due events since the last call had the source and id of an earlier event, but another payload.
 
-        Rejected events do not count. The number is an estimate, because the memory of ids is bounded (`seen_ids`).
+        A call through another Intake with the same `seen` counts as a call too. Rejected events do not count. The number is
+        an estimate, because the memory of ids is bounded (`seen_ids`).
         """
         return self._seen.drain()
 

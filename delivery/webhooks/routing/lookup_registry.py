@@ -92,7 +92,7 @@ class LookupRegistry:
     def revision(self) -> Revision:
         """Return the newest revision that was known `ttl_s` seconds ago. No cached answer is of an older revision.
 
-        In the first `ttl_s`: the first known revision, or 0 if none is known.
+        While no revision has been known for `ttl_s` seconds: the first known revision, or 0 if none is known.
         """
         since = self._clock() - self._ttl_s
         while len(self._seen) > 1 and self._seen[1][0] <= since:

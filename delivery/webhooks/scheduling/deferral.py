@@ -21,8 +21,8 @@ NONE_SUPPRESSED: SuppressedEndpoints = {}  # never changed
 class Deferrals:
     """Decide which deliveries of one task are deferred to the retry lane, and make the outcomes of these deliveries.
 
-    `suppressed` combines the reports of all lanes of the job. `breakers` and `background` are of this worker. `clock`
-    is monotonic, in seconds. `now_s` returns seconds since the epoch.
+    `suppressed` has the endpoints that the driver suppresses, by the reports of all lanes of the job. `breakers` and
+    `background` belong to this worker. `clock` is monotonic, in seconds. `now_s` returns seconds since the epoch.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Deferrals:
         2. The endpoint takes events in order, which only the retry lane's state can keep.
         3. The endpoint fails in this worker: its circuit breaker is open.
         4. The driver suppresses the endpoint: it fails, or was unresponsive, in any lane or worker.
-        5. A background attempt to the endpoint is in flight. Between the attempt's start and its move to the background, the
-           endpoint sent no response.
+        5. A background attempt to the endpoint is in flight, and the endpoint sent no response at all between the attempt's
+           start and its move to the background.
         """
         if endpoint.fault:
             return retry_reasons.ENDPOINT_QUARANTINED

@@ -97,8 +97,8 @@ class Host:
     def wake(self) -> None:
         """Start the timer that wakes waiting queues as soon as the host's rate allows a request.
 
-        No timer starts if no queue waits, or if requests in flight and reservations use up the host's limit. A queue that was
-        woken and did not use its reservation calls this too, so that the next queue gets the capacity.
+        No timer starts if no queue waits, or if requests in flight and reservations use up the host's `max_in_flight`. A queue
+        that was woken and did not use its reservation calls this too, so that the next queue gets the capacity.
         """
         if self._waiting and self._timer is None and self._in_flight + self._reserved < self._max_in_flight:
             wait_s = self._pace.wait_s(self._clock())
@@ -155,9 +155,9 @@ class Hosts:
             host.set_bounds(bounds.in_flight_to_host(), bounds.rate_to_host())
 
     def soft_connection_limit(self, url: str) -> float:
-        """Return the number of connections to a URL's host from which on a new connection closes an idle one.
+        """Return the number of this worker's connections to a URL's host from which on a new one closes an idle one.
 
-        Infinite: the host has no limit.
+        Infinite: the host has no limits.
         """
         return math.inf if self.host_of(url) is None else self._bounds.in_flight_to_host()
 

@@ -73,7 +73,8 @@ class Reachability:
         """Return True if our own network seems broken, by two conditions that both hold.
 
         1. Requests went to at least `least` destinations, of at least MIN_CUSTOMERS customers.
-        2. At least UNREACHABLE_SHARE of the destinations, and of the customers, did not respond.
+        2. At least UNREACHABLE_SHARE of the destinations did not respond. At least the same share of the customers has no
+           destination that responded.
         """
         return (
             self.asked >= least

@@ -32,7 +32,8 @@ class Outages:
     def after(self, *, is_broken: bool, is_healthy: bool, now_ms: int) -> Outages:
         """Return the history after a micro-batch.
 
-        `is_broken`: the network is judged broken (NetworkHealth). `is_healthy`: the micro-batch proved that it works.
+        `is_broken`: the network is judged broken (NetworkHealth). `is_healthy`: the micro-batch proved that the network works.
+        An ongoing outage ends with the first micro-batch for which `is_broken` is False, whatever `is_healthy` is.
         """
         if is_broken:
             return replace(self, is_ongoing=True)
@@ -46,7 +47,7 @@ class Outages:
 
         1. An outage is ongoing, or the last failure was during one: 0. The failure proves nothing, and a healthy endpoint
            accepts the next probe.
-        2. Otherwise: the time between the two failures, less the time of all outages.
+        2. Otherwise: the time between the two failures, less the parts of it that lie in outages.
         """
         if self.is_ongoing or any(first <= failed_ms <= last for first, last in self.ended):
             return 0.0

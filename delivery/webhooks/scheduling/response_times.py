@@ -80,7 +80,10 @@ class ResponseTime(_Estimate):
         this silence was reported already. A response ends the silence, and so does a failure other than a timeout."""
 
     def record(self, seconds: float) -> None:
-        """Add a response time of the endpoint, and end its silence. Add the first one to the worker's FirstResponses too."""
+        """Add a response time of the endpoint, and set `no_response_since` to None.
+
+        The endpoint's first response time is also added to the worker's FirstResponses.
+        """
         if not self._mean_s:
             self._first_responses.record(seconds)
         super().record(seconds)

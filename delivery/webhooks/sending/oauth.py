@@ -100,8 +100,10 @@ class Tokens:
 
         1. The token is valid for long: return the token.
         2. The token ends soon (RENEW_BEFORE): return the token, and fetch a new one meanwhile.
-        3. There is no valid token: all attempts that need it wait for the same token request, each at most `timeout_s`.
-        4. There is no valid token, and a token request failed less than RETRY_PAUSE_S ago: raise that failure.
+        3. There is no valid token, and a token request failed less than RETRY_PAUSE_S ago: raise that failure. A LocalFailure
+           of the transport does not count here.
+        4. There is no valid token otherwise: all attempts that need it wait for the same token request, each at most
+           `timeout_s`. If the request fails, raise its failure.
         """
         token = self._token(grant)
         now = self._clock()
@@ -131,7 +133,7 @@ class Tokens:
         1. The refused token was replaced meanwhile: return the header line with its successor.
         2. A token request is in flight: wait for its token.
         3. A renewal after a 401 began less than RETRY_PAUSE_S ago: None, because another renewal would not help.
-        4. Otherwise request a token, and wait for it.
+        4. Otherwise the token counts as invalid: do what `header` does without a valid token.
 
         Raise TokenRefused or LocalFailure if there is no token.
         """

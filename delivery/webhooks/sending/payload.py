@@ -38,7 +38,7 @@ class Content(NamedTuple):
 def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
     """Return the `webhook-id` of a delivery. The request for a batch has another one (batch_payload.webhook_id).
 
-    Each request for this delivery alone has this `webhook-id`, also after a crash and on a later redrive or replay.
+    Each request that sends only this delivery has this `webhook-id`, also after a crash and on a later redrive or replay.
 
     The `webhook-id` is a digest of the event's identity (`identity_of`) and of the subscription. A digest, because event ids
     are producers' text and may contain anything. A `webhook-id` is in a header, and in front of a `.` in the

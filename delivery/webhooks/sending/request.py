@@ -1,6 +1,7 @@
-"""Prepare, once for each endpoint, all parts of a request that do not change from event to event.
+"""Prepare all parts of a request that do not change from event to event.
 
-This module handles the special settings of an endpoint, so that attempts to a plain endpoint cost nothing extra.
+The sender keeps these parts until the endpoint changes. This module handles the special settings of an endpoint, so that
+attempts to a plain endpoint cost nothing extra.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
 
 
 def secrets(endpoint: Endpoint) -> Iterator[str]:
-    """Yield the texts of an endpoint's requests that no log may show: values of its own headers, and its credentials."""
+    """Yield the texts of an endpoint's requests that no log may show: values of its own headers, and the secret of `auth`.
+
+    For basic authentication, the base64 text in the header is included. An access token is not.
+    """
     yield from (value for _, value in endpoint.headers)
     if endpoint.auth.secret is not None:
         yield endpoint.auth.secret.reveal().decode(errors="replace")

@@ -53,9 +53,9 @@ def pick_compaction(segments: Mapping[int, StoredSegment], bounds: MergeBounds =
 
     The levels are examined from the highest to the lowest. The segments of a level and of all lower levels, which are the
     newest segments, are merged in two cases:
-    1. The level has `max_runs` runs or more: they become one run of the next level.
-    2. The segments had `min_merged_size` bytes or more when they were written, and more than half of them were removed. The
-       remaining items become one run of the same level.
+    1. The level has `max_runs` runs or more. The segments become one run of the next level.
+    2. The segments had `min_merged_size` bytes or more when they were written, and more than half of these bytes were removed.
+       The remaining items become one run of the same level.
 
     A merge that would write more than `max_merged_size` is not made.
     """

@@ -43,7 +43,10 @@ BOUNDS = StoreBounds()
 
 
 class StoredItem(NamedTuple):
-    """An item as bytes, with two times. A slice keeps the earliest of each, so that no item is decoded to learn these times."""
+    """An item as bytes, with `since_ms` and `expires_ms`.
+
+    A slice keeps the earliest of each of the two times, so that no item is decoded to learn them.
+    """
 
     data: bytes
     since_ms: int
@@ -163,7 +166,7 @@ class SegmentStore:
         The index, and the slices of the owners, are changed in place.
 
         Called once, at the end of the decision. Only the `changed` owners have new slices. `lists_of` returns the lists of an
-        owner. Neighbouring new slices of a list are joined into one, up to `max_segment_bytes`.
+        owner. Neighbouring new slices of a list are joined into one, up to `StoreBounds.max_segment_bytes`.
         """
         is_changed = self._new or self._dropped
         numbers, level = compaction.pick_compaction(self._index.segments, self._merges) if is_changed else ([], 0)
@@ -183,7 +186,7 @@ class SegmentStore:
         """Take all slices out of the segments with these numbers. Return the owners that the segments name.
 
         The slices become new slices, in their places, so that they are written again. One segment after another is read, and
-        its removed items are not kept. So a merge holds items of at most `max_merged_size` bytes, and two segments.
+        its removed items are not kept. So a merge holds two segments, and items of at most `MergeBounds.max_merged_size` bytes.
         """
         merged = frozenset(numbers)
         owners: set[str] = set()

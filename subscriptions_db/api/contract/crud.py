@@ -50,9 +50,10 @@ def existing_row(call: Call, kind: registered_rows.RowKind, row_id: str) -> dict
 
 
 def require_conditions(call: Call, show: Callable[[Call], pydantic.BaseModel] | None) -> None:
-    """Raise Refused with 412 if `If-Match` or `If-None-Match` does not hold for the resource, or with 422 if it is malformed.
+    """Raise Refused with 412 if `If-Match` or `If-None-Match` does not hold for the resource, with 422 if one is malformed.
 
-    The caller has locked the resource. `show` returns the resource as GET does. `show` is None if the resource does not exist.
+    A request without these headers passes. The caller has locked the resource. `show` returns the resource as GET does. `show`
+    None: the resource does not exist.
     """
     if call.conditions != etags.UNCONDITIONAL:
         shown = None if show is None else show(call)
@@ -182,8 +183,8 @@ def delete(
 ) -> None:
     """Delete a row with its dependent rows, and write an audit entry; raise Refused with 404, 412 or 422.
 
-    404: the row does not exist. 412 and 422: `If-Match` or `If-None-Match` does not hold, or is malformed. `show` returns the
-    resource as GET does. `owner` returns the customer of a row, for the audit entry.
+    404: the row does not exist, or the principal may not see it. 412 and 422: `If-Match` or `If-None-Match` does not hold, or
+    is malformed. `show` returns the resource as GET does. `owner` returns the customer of a row, for the audit entry.
     """
     before = locked_row(call, kind, row_id)
     require_conditions(call, show)
@@ -197,7 +198,7 @@ def new_id(prefix: str) -> str:
 
 
 def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, adding: int = 1) -> None:
-    """Raise Refused with 429 if the customer would exceed its quota by `adding` more rows of the kind.
+    """Raise Refused with 429 if `adding` more rows of the kind would bring the customer above its quota.
 
     `default` is the quota of a customer that has none of its own. Requests with an operator's key have no quota. A lock makes
     the customer's other requests that add rows of the kind wait until this transaction ends. So concurrent requests together

@@ -62,7 +62,8 @@ class Deprecation:
 def headers(found: Collection[Deprecation]) -> dict[str, str]:
     """Return the headers of an answer to a request that used something deprecated; empty if it used nothing deprecated.
 
-    `Deprecation` and `Sunset` have one time each: of several deprecations, the earliest.
+    Each of the headers `deprecation` and `sunset` has one time: the earliest `since`, and the earliest `sunset`, of all in
+    `found`. The header `link` has the links of all.
     """
     if not found:
         return {}

@@ -19,7 +19,7 @@ Row = TypeVar("Row")
 
 
 class ExpandQuery(NoParameters):
-    """A query that may have `expand`. Each item of the answer then also has the resource that an id in the item names."""
+    """Query parameters with `expand`, which adds to each item of the answer the resource that an id in the item names."""
 
     expand: Literal["endpoint"] | None = None
     """`endpoint`: each item also has its endpoint, in `expanded`."""

@@ -69,8 +69,9 @@ def create(
 
     `customer_id` None: a key of the platform. `expires_at` None: the key does not expire.
     `tenants` limits a publisher's key to events of these tenants. Empty: events of every tenant. `endpoints` limits a
-    customer's key to these endpoints. Empty: every endpoint of the customer. Raise RegistrationError for an unknown customer or
-    endpoint, for more than MAX_ENDPOINTS endpoints, and for a customer or a limit that does not fit the scope.
+    customer's key to these endpoints. Empty: every endpoint of the customer. Raise RegistrationError for an unknown customer,
+    for an endpoint that the customer does not own, and for more than MAX_ENDPOINTS endpoints. Also raise it for a customer or a
+    limit that does not fit the scope. `tenants` may name unknown tenants.
     """
     if scope.is_of_no_customer and customer_id is not None:
         raise errors.RegistrationError(
@@ -119,7 +120,7 @@ def _require_own(connection: connect.Connection, customer_id: str | None, endpoi
 
 
 def list_keys(connection: connect.Connection, customer_id: str | None = None) -> list[dict[str, Any]]:
-    """Return the keys of one customer, or all keys (None), with their states and without digests, the oldest first.
+    """Return the keys of one customer, or all keys (None), the oldest first, each with its KeyState and without its digest.
 
     Expired and revoked keys are included.
     """

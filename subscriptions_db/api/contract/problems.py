@@ -1,6 +1,7 @@
 """Build the problem documents of refused requests (RFC 9457, problem+json), and translate the platform's errors into them.
 
-Log the error behind a 503, because the client does not get the text of the error.
+Log the error behind a 503, or behind a 409 for a stored secret that cannot be opened. The client does not get the text of this
+error.
 
 Runs in the API. `fanout openapi` and `make docs` build problems too, for the examples.
 """
@@ -103,7 +104,10 @@ class Refused(Exception):
         headers: dict[str, str] | None = None,
         code: str | None = None,
     ) -> None:
-        """`wrong` has the path and the problem of each invalid field. `code` is one of OTHER_TITLES. None: that of `status`."""
+        """`wrong` has the path and the problem of each invalid field. `code` is a key of OTHER_TITLES.
+
+        None: the problem document has the code of `status` in TITLES.
+        """
         super().__init__(status, detail)
         self.headers = headers or {}
         self.cause: errors.FanoutError | None = None
@@ -148,16 +152,17 @@ def not_ready(exc: errors.FanoutError) -> Refused:
 def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
     """Return the 422 for a body or a query that pydantic refuses.
 
-    `model` is the type of the body or query. For an unknown field, the answer names the field of `model` with a similar name.
-    If there is none, the answer lists all fields of `model`. None: the answer names no fields.
+    `model` is the type of the body or query. For an unknown field, the answer names the known field in the same object with
+    the most similar name. If no name is similar, the answer lists all known fields of this object. None: the answer names no
+    known field.
     """
     return invalid(*((mistake.path, mistake.problem) for mistake in mistakes.found(exc, model)))
 
 
 def from_error(exc: errors.FanoutError) -> Refused:
-    """Return the problem for an error of the platform (delivery/errors.py).
+    """Return the refusal for an error of the platform (delivery/errors.py), with 422, 409 or 503.
 
-    An error that the operator has to repair is the `cause` of the problem.
+    Each error is the `cause` of its refusal, except a RegistrationError, which the client can correct.
     """
     if isinstance(exc, errors.RegistrationError):
         found = exc.found if isinstance(exc, errors.ManifestRefused) else (exc,)

@@ -271,7 +271,10 @@ class Route:
 
     @property
     def refuses_conditions(self) -> bool:
-        """Return True if the route is not GET and evaluates no conditions. It then refuses `If-Match` and `If-None-Match`."""
+        """Return True if the route is not GET and evaluates no conditions.
+
+        The server then refuses each request that has `If-Match` or `If-None-Match`.
+        """
         return self.method != "GET" and not self.may_answer_412
 
     @property

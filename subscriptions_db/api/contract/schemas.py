@@ -1,6 +1,6 @@
-"""Define the types of endpoints and subscriptions in requests and answers. The types in requests derive from the manifest's.
+"""Define the types of endpoints and subscriptions in requests and answers. Request bodies derive from the manifest's types.
 
-No answer has stored secrets.
+No answer has stored secrets. An answer has a signing secret only if its request created the secret.
 
 Runs in the API, and in `fanout` commands for the OpenAPI document. Pure.
 """

@@ -123,7 +123,7 @@ def get(call: Call) -> Consumer:
 def create(call: Call) -> Consumer:
     """Create a consumer.
 
-    Raise Refused:
+    Raise RegistrationError for an invalid cursor. Raise Refused:
 
     * 409: the name is taken.
     * 422: the request names more than one place, or `customer` is missing or is not the key's own.
@@ -177,9 +177,10 @@ def seek(call: Call) -> Consumer:
     """Move a consumer to another place. The consumer's leases end, and their receipt handles become invalid.
 
     Polls lease the dead letters after the place, also parked ones. Dead letters up to the place that are parked stay parked.
+    Polls lease no other dead letter up to the place, even if a poller had not acked it.
 
     Raise Refused with 404 if there is no such consumer. Raise it with 422 if the request does not name exactly one place, or if
-    `customer` is missing or is not the key's own.
+    `customer` is missing or is not the key's own. Raise RegistrationError for an invalid cursor.
     """
     before, customer_id = existing_consumer(call), customer_of(call)
     after = _position(call, customer_id, call.body_as(SeekTarget))

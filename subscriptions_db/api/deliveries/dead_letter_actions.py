@@ -71,12 +71,12 @@ def discard(call: Call) -> MarkedLetter:
 
 
 def redrive_many(call: Call) -> MarkedLetters:
-    """Request the redrive of the waiting dead letters that match, at most `limit`."""
+    """Request the redrive of the first matching waiting dead letters after `cursor`, at most `limit`."""
     return _mark_many(call, LetterState.REDRIVING)
 
 
 def discard_many(call: Call) -> MarkedLetters:
-    """Discard the waiting dead letters that match, at most `limit`."""
+    """Discard the first matching waiting dead letters after `cursor`, at most `limit`."""
     return _mark_many(call, LetterState.DISCARDED)
 
 

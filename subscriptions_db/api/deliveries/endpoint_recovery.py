@@ -63,9 +63,9 @@ def detail_of(status: EndpointStatus, *, awaits_permission: bool) -> str:
 
 
 def recover(call: Call) -> RecoveredEndpoint:
-    """Request the redrive of an endpoint's waiting dead letters that were dead-lettered at `since` or later, at most `limit`.
+    """Request the redrive of the waiting dead letters of an endpoint that the request's body selects (RecoverEndpoint).
 
-    Raise Refused with 404 if there is no such endpoint.
+    Raise Refused with 404 if there is no such endpoint. Raise RegistrationError if the cursor is malformed.
     """
     wanted, endpoint_id = call.body_as(RecoverEndpoint), call.path["endpoint_id"]
     endpoint = crud.existing_row(call, "endpoint", endpoint_id)

@@ -189,7 +189,8 @@ class _Settle(Protocol):
 def _settled(call: Call, done: Literal["acknowledged", "returned", "extended"], settle: _Settle) -> SettledLetters:
     """Pass the valid receipt handles of a request to `settle`, and return the result of each text in `receipts`.
 
-    `done` is the result of a receipt handle that `settle` does not refuse. Raise Refused with 404 for an unknown consumer.
+    `done` is the result of a receipt handle that `settle` does not refuse. Raise Refused with 404 if the consumer is unknown,
+    and with 422 as `lease` does.
     """
     texts = call.body_as(ReceiptHandles).receipts
     handles, refused = _handles(texts)

@@ -39,7 +39,7 @@ PREFIX = "oidc:"
 
 
 class KnownToken(NamedTuple):
-    """A verified token: its principal, the end of its validity, and the version of the keys by which it was verified."""
+    """A verified token: its principal, its expiry plus `oidc.leeway_s`, and the version of the keys that verified it."""
 
     principal: Principal
     until: float
@@ -72,7 +72,7 @@ class TokenVerifier:
 
         Raise Refused:
 
-        * 401: the token is not valid.
+        * 401: the token is not valid, or has no usable subject.
         * 403: the token gives no scope.
         * 503: the token's key is not known, and the keys of the provider cannot be read.
         """

@@ -177,8 +177,8 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
 def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
     """Return an event's type as text; empty if the type is missing, or neither text nor a whole number.
 
-    The result is also empty if no header has the type, and the value is missing or not JSON. The parser refuses such an event.
-    It also refuses a type of another kind.
+    The result is also empty if no header has the type, and the value is missing or not JSON. The parser refuses such an event,
+    and an event whose type is neither text nor a whole number.
     """
     headers = dict(unchecked.headers)
     if "ce_type" in headers:

@@ -1,8 +1,8 @@
 """Limit the events that all API keys together publish for one tenant in a day of UTC.
 
 Runs in the API, on its event loop. The process counts the events itself, so no request waits for Postgres. Each second the
-process adds its counts to those of the other processes in Postgres, and reads the sums. So all processes together may exceed a
-quota by the events of about a second, and by the requests in flight. While Postgres takes no counts, each process knows only
+process adds its new counts to the sums of all processes in Postgres, and reads these sums. So all processes together may exceed
+a quota by the events of about a second, and by the requests in flight. While Postgres takes no counts, each process knows only
 its own new events, so the excess is larger. If a connection breaks while Postgres commits, the counts may be added twice.
 
 A publisher can invent tenants. So each process counts a bounded number of tenants, and Postgres has the counts of registered
@@ -168,7 +168,7 @@ class DailyQuotas:
     async def _write_pending(self) -> None:
         """Collect counts for `write_after_s` seconds and write them together; repeat this until no count is pending.
 
-        Write failed counts again after `retry_after_s` seconds, unless the server stops.
+        Write failed counts again after `retry_after_s` seconds. When the server stops, write at once, and do not try again.
         """
         wait_s = self._write_after_s
         while self._pending:

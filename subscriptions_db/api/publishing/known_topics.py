@@ -42,7 +42,7 @@ class KnownTopics:
     async def missing(self, wanted: frozenset[str]) -> frozenset[str]:
         """Return those of `wanted` that Kafka did not have at the last successful reading. Concurrent calls share one reading.
 
-        Raise KafkaUnavailable if one of `wanted` was not known before the call, and the reading for which it waits fails.
+        Raise KafkaUnavailable if one of `wanted` was not known before the call, and the reading that this call awaits fails.
         """
         are_known = wanted <= self._names
         age_s = self._clock() - self._read_at

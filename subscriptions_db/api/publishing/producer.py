@@ -270,7 +270,7 @@ class EventProducer:
 def _failed(
     events: Sequence[Publication] | Mapping[int, Publication], failures: Mapping[int, _Failure]
 ) -> problems.Refused | errors.KafkaUnavailable:
-    """Return the error for a request with failed events. Both arguments have events by their indexes in the request.
+    """Return the error for a request with failed events. The keys of both arguments are indexes of events in the request.
 
     If Kafka would refuse an event again, return Refused, which names the first such event, and log this refusal. Else return
     KafkaUnavailable.

@@ -26,7 +26,10 @@ class TenantRates:
     """The rates of the tenants. Lives on the event loop, and nothing in it waits, so concurrent requests count one by one."""
 
     def __init__(self, max_per_s: float, burst_share: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`max_per_s` is the events a second of each tenant; 0: no limit. The share `burst_share` of them may come at once."""
+        """`max_per_s` is the events a second of each tenant; 0: no limit.
+
+        The share `burst_share` of these events may come at once, at least one event.
+        """
         self._max_per_s = max_per_s
         self._burst_share = burst_share
         self._clock = clock
@@ -60,7 +63,10 @@ class TenantRates:
             paces[tenant].consume(now, count)
 
     def room(self, tenants: Collection[TenantId]) -> limits.Room:
-        """Return the state of the rate of the tenant that may publish the fewest events now. `tenants` is not empty."""
+        """Return the state of the rate of the tenant that may publish the fewest events now.
+
+        `tenants` is not empty. Called only if `is_on`.
+        """
         now = self._clock()
         return limits.least_room(self._pace(tenant).room(now) for tenant in tenants)
 

@@ -116,16 +116,19 @@ def _entry_id(place: cursors.Place) -> int:
 
 
 def _count(call: Call, asked: dict[str, Any]) -> tuple[int, bool]:
-    """Return the number of matches among the newest MAX_COUNTED entries, and False if older entries may match too."""
+    """Return the number of matches among the newest MAX_COUNTED entries of the customer, and True if the number is exact.
+
+    False: older entries of the customer may match too. Without a customer in `asked`, the entries of all customers count.
+    """
     newest = asked | {"place": NEWEST, "most": MAX_COUNTED}
     [row] = _matching(call, "before", "number_of_matches", newest).fetchall()
     return row["count"], _last_looked_at(call, "before", newest) is None
 
 
 def _last_looked_at(call: Call, side: Side, asked: dict[str, Any]) -> int | None:
-    """Return the `entry_id` of the last entry that a search examines.
+    """Return the `entry_id` of the last entry that a search examines: the search examines at most `asked["most"]` entries.
 
-    None: the search examines all entries before the place in `asked`, or with `side` "after", all entries after it.
+    None: fewer entries are before the place in `asked`, or with `side` "after", after it. Then the search examines all.
     """
     statement = "with looked_at as (" + query(f"entries_{side}") + ")" + query(f"last_entry_{side}")
     last = call.connection.execute(statement, asked, prepare=False).fetchone()

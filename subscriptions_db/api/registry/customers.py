@@ -111,7 +111,7 @@ def put(call: Call) -> Customer | routes.Created:
     """Create a customer, or replace its fields.
 
     Raise RegistrationError for the id of a customer whose deletion is in the audit log. Raise Refused with 412 if `If-Match` or
-    `If-None-Match` does not hold, and with 422 if it is malformed.
+    `If-None-Match` does not hold, and with 422 if one of these headers is malformed.
     """
     customer_id, wanted = call.path["customer_id"], call.body_as(CustomerFields)
     is_known = crud.lock(call, "customer", customer_id)
@@ -152,7 +152,7 @@ def delete(call: Call) -> None:
     """Delete a customer with its endpoints, secrets, subscriptions and keys.
 
     The archive keeps the customer's data until its retention ends. The audit log keeps its entries until the operator deletes
-    them. So `put` refuses the id of a customer whose deletion is in the audit log.
+    them. So `put` refuses the id of a customer whose deletion is in the audit log. Raise Refused as `crud.delete` does.
     """
     customer_id = call.path["customer_id"]
     crud.delete(call, "customer", customer_id, get, lambda _: customer_id)

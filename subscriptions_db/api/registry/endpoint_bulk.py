@@ -118,7 +118,7 @@ def change(call: Call) -> ChangedEndpoints:
 
     1. Lock the next `limit` of them, in the order of their ids. A wait for a lock ends after a second, with 503.
     2. Leave out endpoints that no longer match the criteria.
-    3. Change each endpoint whose state allows the action, and write an audit entry for it.
+    3. Change each endpoint whose state allows the action, and write an audit entry for each change.
     4. In a dry run, roll the changes back.
 
     Raise Refused:

@@ -60,7 +60,10 @@ def create(call: Call) -> schemas.CreatedEndpoint:
 
 
 def require_may_create(call: Call, count: int = 1) -> None:
-    """Raise Refused with 403 for a limited key, and with 429 if `count` more endpoints exceed the quota of a customer's key."""
+    """Raise Refused with 403 for a limited key, and with 429 if `count` more endpoints exceed the customer's quota.
+
+    An operator's key gets no 429.
+    """
     if call.principal.endpoints is not None:
         raise problems.Refused(403, "a key that is limited to endpoints does not create others: use a key without a limit")
     crud.require_quota(call, "endpoint", call.bounds.max_endpoints_per_customer, adding=count)
@@ -106,7 +109,10 @@ def _require_credentials_anew(call: Call, before: dict[str, Any], *, is_auth_kep
 
 
 def _has_origin(url: str, other: str) -> bool:
-    """Return True if two URLs have the same scheme, host and port, as deliveries read URLs (sending/request.py)."""
+    """Return True if two URLs have the same scheme, host and port, as deliveries read URLs (sending/request.py).
+
+    Return False if one of them is no valid URL.
+    """
     try:
         return yarl.URL(url, encoded=True).origin() == yarl.URL(other, encoded=True).origin()
     except (ValueError, IndexError):  # yarl raises IndexError for https://[[]@
@@ -129,7 +135,13 @@ def _secrets(call: Call) -> list[tuple[str, str, str]]:
 
 
 def delete(call: Call) -> None:
-    """Delete an endpoint with its subscriptions. Waiting deliveries end as skipped."""
+    """Delete an endpoint with its subscriptions. Waiting deliveries end as skipped.
+
+    Raise Refused:
+
+    * 404: there is no such endpoint.
+    * 412 or 422: `If-Match` or `If-None-Match` does not hold, or is malformed.
+    """
     crud.delete(call, "endpoint", _id(call), get, lambda row: row["customer"])
 
 
@@ -200,8 +212,8 @@ def change_status(
 ) -> bool:
     """Set the status of an endpoint that the caller has locked; return True if the status or the reason has changed.
 
-    In this case, write an audit entry. Raise Refused with 409 if the present status is `unless`, or if `status` is active and
-    the receiver has not permitted deliveries.
+    Write an audit entry if the status or the reason has changed. Raise Refused with 409 if the present status is `unless`, or
+    if `status` is active and the receiver has not permitted deliveries.
     """
     if before["status"] == unless:
         raise problems.Refused(409, "the endpoint is disabled: enable it first")
@@ -216,7 +228,7 @@ def change_status(
 
 
 def rotate(call: Call) -> schemas.RotatedSecret:
-    """Create a new signing secret. The earlier secrets sign too until the overlap ends, or until an earlier overlap ends.
+    """Create a new signing secret. Each earlier secret signs too until the overlap ends, or until its own earlier end.
 
     Raise Refused with 404 if there is no such endpoint. Raise it with 412 if `If-Match` or `If-None-Match` does not hold, and
     with 422 if it is malformed. Raise RegistrationError if the endpoint would have more than five valid signing secrets.

@@ -92,8 +92,8 @@ def _shown(row_id: str, row: dict[str, Any]) -> EventType:
 def put(call: Call) -> EventType | routes.Created:
     """Create an event type, or replace its fields.
 
-    Raise RegistrationError if the schema or an example is refused. Raise Refused with 412 if `If-Match` or `If-None-Match` does
-    not hold, and with 422 if it is malformed.
+    Raise RegistrationError if a field, such as the schema, is refused. Raise Refused with 412 if `If-Match` or
+    `If-None-Match` does not hold, and with 422 if it is malformed.
     """
     row_id = call.path["event_type_id"]
     is_known = crud.lock(call, "event_type", row_id)

@@ -38,7 +38,7 @@ class PermitResult(described.DescribedModel):
 
 
 def validate(call: Call) -> PendingQuestion:
-    """Prepare a question for permission, whatever the endpoint's status. Later, the question is recorded and then sent.
+    """Prepare a question for permission, whatever the endpoint's status. The API then records the question, and sends it.
 
     Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission or is
     quarantined, or if the operator has set no `delivery.webhook_origin`.

@@ -75,7 +75,7 @@ def create(call: Call) -> schemas.RegisteredSubscription:
     Raise RegistrationError if the fields are refused, or with `strict` for a warning. Raise Refused:
 
     * 409: the id is taken.
-    * 422: a tenant is not granted, a scope field has too many entries, or a customer's key chooses an id.
+    * 422: the scope is not granted to the customer, a scope field has too many entries, or a customer's key chooses an id.
     * 429: the customer's quota of subscriptions is used up. An operator's key gets no 429.
     """
     crud.require_quota(call, "subscription", call.bounds.max_subscriptions_per_customer)
@@ -93,7 +93,8 @@ def update(call: Call) -> schemas.RegisteredSubscription:
 
     * 404: there is no such subscription.
     * 412: `If-Match` or `If-None-Match` does not hold.
-    * 422: a tenant is not granted, a scope field has too many entries, or `If-Match` or `If-None-Match` is malformed.
+    * 422: the scope is not granted to the customer, a scope field has too many entries, or `If-Match` or `If-None-Match` is
+      malformed.
     """
     before = crud.locked_row(call, "subscription", _id(call))
     crud.require_conditions(call, get)

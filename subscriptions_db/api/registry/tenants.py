@@ -61,7 +61,7 @@ class Tenants(routes.ListPage):
 
 
 def _quotas(call: Call, tenant_ids: list[str]) -> dict[str, TenantQuotas]:
-    """Return tenant id → its own quotas; a tenant without own quotas has null."""
+    """Return tenant id → its own quotas; a tenant without own quotas has null in each field."""
     rows = call.connection.execute(query("tenant_quotas"), {"ids": tenant_ids}).fetchall()
     found = {row.pop("tenant_id"): TenantQuotas(**row) for row in rows}
     return {tenant_id: found.get(tenant_id, TenantQuotas()) for tenant_id in tenant_ids}

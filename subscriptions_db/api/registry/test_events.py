@@ -92,9 +92,9 @@ class TestEventSender:
         max_per_s: float = server_bounds.DEFAULT.test_events_per_s,
         max_at_once: int = server_bounds.DEFAULT.test_events_at_once,
     ) -> None:
-        """Each endpoint gets at most `max_per_s` test events and questions a second. At most `max_at_once` are in flight.
+        """Each endpoint gets at most `max_per_s` test events and questions a second.
 
-        An attempt takes at most `timeout_s`.
+        At most `max_at_once` are in flight, to all endpoints together. An attempt takes at most `timeout_s` seconds.
         """
         self._max_per_s = max_per_s
         self._max_at_once = max_at_once
@@ -106,6 +106,8 @@ class TestEventSender:
 
     async def send(self, sending: PendingSend, record: Callable[[], Awaitable[None]]) -> TestResult:
         """Call `record`, which writes the audit entry; then make one attempt for a test event, and return its result.
+
+        An error of `record` passes, and nothing is sent.
 
         Raise Refused, without a call of `record`:
 

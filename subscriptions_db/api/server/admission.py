@@ -71,7 +71,7 @@ valid."""
 
 
 def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
-    """Return a function that stores the rate of the API key in the request, for `key_headers`."""
+    """Return a function that stores the rate of the API key or token in the request, for `key_headers`."""
     return functools.partial(request.__setitem__, KEY_RATE)
 
 
@@ -183,7 +183,8 @@ class Admission:
         * 429: the key is over its rate, or there are too many unknown keys or tokens.
         * 503: the key or token cannot be checked.
 
-        `note` is called with the rate of the key, once the key is known to be valid, also if the request is then refused.
+        `note` is called with the rate of the key or token once `authenticate` has returned, also if the request is refused
+        after that.
         """
         principal = await self.authenticate(authorization)
         if route.handler is None and principal.scope in route.scopes:
@@ -251,7 +252,7 @@ class Admission:
         return await tokens.verified(text)
 
     def pace(self, key_id: str, cost: int = 1) -> None:
-        """Count `cost` requests of a key; raise Refused with 429 if the key is over its rate.
+        """Count `cost` requests of a key. If the key is over its rate, raise Refused with 429, and count nothing.
 
         The callbacks of all receivers together count as one key.
         """

@@ -177,7 +177,7 @@ class Api:
         return web.Response(status=route.status, headers=HEADERS, body=_json(document), content_type="application/json")
 
     async def _admitted(self, route: Route, request: web.Request) -> Principal:
-        """Return the principal of a request, by its API key or by the token in the callback URL of a receiver."""
+        """Return the principal of a request: by its API key or token, or for a callback by the token in its path."""
         if not route.is_open:
             return await self._admission.admit(request.headers.get("authorization"), route, admission.noted_by(request))
         path = _path(route, request)
@@ -266,7 +266,7 @@ class Api:
 
 
 def _shown(request: web.Request, route: Route, status: int, headers: dict[str, str], document: dict[str, Any]) -> web.Response:
-    """Return the answer with a document, or 304 if a GET's `If-None-Match` names the present `ETag`."""
+    """Return the answer with a document, or 304 if the route may answer 304 and `If-None-Match` names the present `ETag`."""
     if route.resource is not None and route.has_etag:
         headers["etag"] = etags.of(document, route.resource)
         known = _header(request, "if-none-match") if route.may_answer_304 else None
@@ -289,7 +289,7 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add to an answer the request id, the rate of the request's key, and deprecations; remove the header `Server`."""
+    """Add to an answer the request id, the rate limit of the API key, and deprecations; remove the header `Server`."""
     response.headers.pop("server", None)
     # aiohttp answers an unknown `Expect` before the request has an id.
     response.headers["x-request-id"] = request.get(REQUEST_ID) or _request_id(request)
@@ -371,7 +371,7 @@ def _header(request: web.Request, name: str) -> str | None:
 
 
 def _conditions(route: Route, request: web.Request) -> etags.Conditions:
-    """Return the conditions of a request for a route that evaluates them, else UNCONDITIONAL; refuse conditions of others."""
+    """Return the conditions for a route that may answer 412, else UNCONDITIONAL; raise Refused for conditions it refuses."""
     if route.refuses_conditions:
         etags.require_none(request.headers)
     if not route.may_answer_412:

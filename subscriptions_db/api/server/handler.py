@@ -105,8 +105,8 @@ class RequestHandler:
 
         Raise Refused if the request is invalid, if the handler refuses it, or if an error of the platform prevents the answer.
 
-        If an equal request with the same `Idempotency-Key` succeeded within a day, return its answer without the secrets, and
-        change nothing. The answer to a refused request is not stored.
+        If an equal request of the same customer with the same `Idempotency-Key` succeeded within a day, return its answer
+        without the secrets, and change nothing. The answer to a refused request is not stored.
         """
         with self._call(route, request) as call:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)
@@ -185,9 +185,9 @@ def _once(route: Route, request: ApiRequest, call: routes.Call) -> ApiAnswer:
 
 
 def _checked(route: Route, request: ApiRequest) -> tuple[pydantic.BaseModel, dict[str, Any], pydantic.BaseModel]:
-    """Return the validated query, the body as received, and the validated body; raise Refused if the types do not fit.
+    """Return the validated query, the body as received, and the validated body. The route declares the types.
 
-    The route declares the types.
+    A route without a body type gets an empty body. Raise Refused if the types do not fit, or the body is no JSON object.
     """
     kind = route.query
     try:
@@ -247,8 +247,8 @@ def _without(document: dict[str, Any], place: str) -> dict[str, Any]:
 def _row(request: ApiRequest) -> dict[str, Any]:
     """Return the columns by which Postgres finds a stored answer.
 
-    For a limited key, the stored idempotency key is two digests with a space between them: of the key's endpoints, and of the
-    request's idempotency key. The policy of row-level security compares the first digest.
+    For a limited API key, the stored idempotency key is two digests with a space between them: of the API key's endpoints, and
+    of the request's idempotency key. The policy of row-level security compares the first digest.
     """
     principal, key = request.principal, request.idempotency_key
     if principal.endpoints is not None and key is not None:

@@ -40,7 +40,7 @@ Write = Callable[[Sequence[str]], Awaitable[None]]
 
 
 class KeyUse:
-    """The keys whose use is not written yet. Lives on the event loop."""
+    """Collect the uses of keys, write them to Postgres, and warn about keys that expire soon. Lives on the event loop."""
 
     def __init__(
         self, write: Write, *, clock: Callable[[], float] = time.monotonic, write_after_s: float = WRITE_AFTER_S
@@ -76,7 +76,7 @@ class KeyUse:
             await self._writing
 
     async def _write_pending(self) -> None:
-        """Write the uses of the next `WRITE_AFTER_S` together, and repeat this until no use is pending.
+        """Collect uses for `write_after_s` seconds, or until `end`, and write them together; repeat while uses are pending.
 
         Uses that cannot be written are forgotten, so the next use of such a key is written.
         """

@@ -63,8 +63,9 @@ class LongPolls:
     async def wait(self, request: web.Request, route: Route, asked: ApiRequest, answer: ApiAnswer) -> ApiAnswer:
         """Return the first answer with a result, or the last answer when the time is over or the server stops.
 
-        A disconnected client ends the wait too. The request's timeout is extended by the wait. Raise Refused if too many polls
-        wait, or if a try is refused. Each try authenticates the key again, because it may have been revoked during the wait.
+        `answer` is the answer of the first try. A disconnected client ends the wait too. The request's timeout is extended by
+        the wait. Each try authenticates the key again, because the key may have been revoked during the wait. Raise Refused if
+        too many polls wait, if the key is not valid any more, or if a try is refused.
         """
         loop = asyncio.get_running_loop()
         wait_s = min(answer.awaited.wait_s if answer.awaited else 0.0, self._config.max_poll_s)

@@ -205,7 +205,10 @@ def _tag(route: Route) -> str:
 
 
 def _description(route: Route) -> str:
-    """Return the description of an operation: its scopes, how a repeat is handled, its cost and its deprecation."""
+    """Return the description of an operation: its scopes, the handling of a repeat, a cost above 1, and its deprecation.
+
+    Of an open route, only: that it needs no API key, and its deprecation.
+    """
     past = [f"{route.deprecation}."] if route.deprecation else []
     if route.is_open:
         return " ".join(["Needs no API key: the path has a token.", *past])

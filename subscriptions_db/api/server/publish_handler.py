@@ -78,7 +78,7 @@ class Publishing:
         *,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        """`write` adds published events to the counts of all processes. All bodies together have at most `max_bytes`."""
+        """`write` adds published events to the counts of all processes. Bodies in progress have at most `max_bytes` in sum."""
         self._max_bytes = max_bytes
         self._admission = admitted
         self._is_on = config.api.publishing
@@ -107,8 +107,8 @@ class Publishing:
     ) -> dict[str, Any]:
         """Return the answer when Kafka has confirmed all events of the request.
 
-        Raise Refused if publishing is off, if the request is not admitted or not valid, if a quota, a rate or the maximum of
-        bytes is reached, or if Kafka does not confirm all events.
+        Raise Refused if publishing is off, if the request is not admitted or not valid, or if a quota, a rate or the maximum of
+        bytes is reached. Also raise it if Kafka does not list its topics, or does not confirm all events.
 
         Add the deprecations of the request's parameters to `deprecations`.
         """
@@ -168,7 +168,8 @@ class Publishing:
         """Return the events of a request; raise Refused if one is wrong, and with 408 if the body is slow.
 
         aiohttp raises HTTPRequestEntityTooLarge for a body that is too large. The announced size of the body is charged at
-        once. The real size is charged when the body has arrived, and the cost of the checks when they have ended.
+        once. A larger real size raises this charge when the body has arrived. A higher cost of the checks raises the charge
+        when the checks have ended.
         """
         # Before the body arrives: requests that come at once must not all pass before the first one is charged.
         charge.body(min(request.content_length or 0, self._max_body_bytes))

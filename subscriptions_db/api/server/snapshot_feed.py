@@ -82,9 +82,10 @@ class SnapshotFeed:
     async def answer(self, request: web.Request, asked: SnapshotRequest) -> web.Response:
         """Return the changes since the reader's revision, or the whole registry.
 
-        A reader with the newest revision waits for a later one, at most `wait_s`; with 0 it does not wait. Then return 304 if
-        `If-None-Match` names the newest revision. Raise Refused with 503 if the registry cannot be read, too many readers wait
-        or the server stops. Raise it with 401 if the key was revoked during the wait.
+        A reader with the newest revision waits for a later one, at most `asked.wait_s` seconds, and at most the setting
+        `api.max_poll_s`. With `wait_s` 0 the reader does not wait. Then return 304 if `If-None-Match` names the newest
+        revision. Raise Refused with 503 if the registry cannot be read, too many readers wait or the server stops. Raise it
+        with 401 if the key was revoked during the wait.
         """
         known, newest = {int(tag) for tag in _TAG.findall(request.headers.get("if-none-match", ""))}, asked.newest
         if asked.wait_s and newest in known | {asked.since}:
@@ -140,8 +141,9 @@ class SnapshotFeed:
         self._later.clear()
 
     async def _pack(self, since: Revision | None, newest: Revision) -> CompressedAnswer:
-        """Return the answer for a reader, built once for all readers with the same request.
+        """Return the answer for a reader, built once for all readers with the same two arguments.
 
+        `since` is the reader's revision. None: the answer has the whole registry.
         Raise Refused with 503 if the registry cannot be read.
         """
         reading = self._packed.get((since, newest))

@@ -78,7 +78,10 @@ class Store:
             yield connection
 
     def key_row(self, key_id: str) -> dict[str, Any] | None:
-        """Return the stored row of an API key; None if there is no such key. Raise RegistryUnavailable or RegistryOutdated."""
+        """Return the stored row of an API key; None if there is no such key.
+
+        Raise RegistryUnavailable if Postgres is unavailable, and RegistryOutdated if it lacks the table.
+        """
         with self._transaction(OPERATOR_ROLE) as connection:
             return connection.execute(query("api_key"), {"key_id": key_id}).fetchone()
 
@@ -88,7 +91,10 @@ class Store:
             keys.note_use(connection, key_ids, dt.datetime.now(dt.UTC))
 
     def add_published(self, counts: published_counts.Counts, today: dt.date) -> published_counts.Sums:
-        """Add published events to the counts of all processes, and return the sums of the same days and registered tenants."""
+        """Add `counts` to the counts of all processes, and return the new sum of each day and tenant in `counts`.
+
+        Tenants that are not registered are left out. Counts of days before yesterday are deleted; `today` is the present day.
+        """
         with self._transaction(OPERATOR_ROLE, begin="begin_change") as connection:
             return published_counts.add(connection, counts, today)
 

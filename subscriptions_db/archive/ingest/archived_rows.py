@@ -1,7 +1,8 @@
 """Convert decoded records of the attempts and dead-letter topics to rows of the archive. Pure.
 
-Runs in `fanout archive`. The API reads attempts back as AttemptRow. delivery.webhooks.results decodes the records. The
-functions raise RecordUnreadable for a record that the job cannot have written.
+Runs in `fanout archive`. The API reads attempts back as AttemptRow. delivery.webhooks.results decodes the records. For
+a record that the job cannot have written, `attempt_rows` and `redriven_rows` raise RecordUnreadable, `dead_letter_row` also
+ValueError.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class _EventPlace(msgspec.Struct, frozen=True, gc=False):
 
 
 def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterRow:
-    """Return the row of a dead letter; raise RecordUnreadable if the job cannot have written it.
+    """Return the row of a dead letter; raise RecordUnreadable or ValueError if the job cannot have written the dead letter.
 
     `document` is the whole record of the dead letter, including fields of a newer version.
     """

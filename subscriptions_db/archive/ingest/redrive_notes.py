@@ -23,7 +23,7 @@ MAX_READ_BYTES = 4 * 1024 * 1024
 
 
 class _Note(NamedTuple):
-    """A stored note. The fields are those of RedrivenRow. If an older version wrote it, the last three are None."""
+    """A stored note. The fields are those of RedrivenRow. In a note of an older version the last three fields are None."""
 
     customer_id: str
     endpoint_id: str

@@ -2,7 +2,7 @@
 
 Runs in `fanout archive`. `apply` adds one observation about an endpoint, a Signal, to the stored health of that endpoint.
 `apply` also returns the operational event that follows, if any. For one endpoint, each kind of event follows at most once in
-`quiet_s` seconds. The exception is `recovered`, which follows at most once after each `failing`.
+`Policy.quiet_s` seconds. The exception is `recovered`, which follows at most once after each `failing`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SignalKind(enum.Enum):
 
 
 class Signal(NamedTuple):
-    """One observation about an endpoint. Signals of one endpoint and kind arrive in the order of their topic."""
+    """One observation about an endpoint. Signals of one endpoint and kind come in the order of the records that cause them."""
 
     endpoint_id: str
     customer_id: str
@@ -176,7 +176,7 @@ def _failed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[Endp
 def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
     """Count postponed deliveries in periods of `quiet_s` seconds, and report a period with `backlog_events` or more.
 
-    A report is made at least `quiet_s` seconds after the last one.
+    Reports about one endpoint are at least `quiet_s` seconds apart.
     """
     since, before = known.postponed_since, known.postponed
     if since is None or _is_over(since, signal.at, policy):
@@ -191,9 +191,10 @@ def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[E
 def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
     """Report a disabled endpoint, and reset its failures, so that earlier failures do not count once it is enabled again.
 
-    Less than `quiet_s` seconds after the last report, no report is made. `outbox.record_due` repeats the signal until the
-    report is made, but only for `outbox.LATE_S` and `quiet_s` seconds after the endpoint was disabled. A failing endpoint stays
-    failing, with its failures, until the report, because a `recovered` or `disabled` event must follow each `failing` event.
+    A signal changes nothing if the `disabled` event for its `since` was made already. Less than `quiet_s` seconds after
+    another `disabled` event of the endpoint, no report is made. `outbox.record_due` repeats the signal until the report is
+    made, but only for `outbox.LATE_S` and `quiet_s` seconds after the endpoint was disabled. A failing endpoint stays failing,
+    with its failures, until the report, because a `recovered` or `disabled` event must follow each `failing` event.
     """
     since = signal.since or signal.at
     if known.disabled_at == since:

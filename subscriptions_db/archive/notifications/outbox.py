@@ -40,7 +40,10 @@ class OutboxEvent(NamedTuple):
 
 
 def record(connection: connect.Connection, signals: Sequence[Signal], policy: Policy) -> None:
-    """Apply signals to the stored health in order, and store the events that follow, in the caller's transaction."""
+    """Apply signals, in order, to the stored health of their endpoints, and store the operational events that follow.
+
+    Must run in a transaction.
+    """
     if not signals:
         return
     customers = {signal.endpoint_id: signal.customer_id for signal in signals}
@@ -62,7 +65,7 @@ def record(connection: connect.Connection, signals: Sequence[Signal], policy: Po
 def record_due(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
     """Apply, in a transaction of its own, the signals that come from no record of a topic.
 
-    1. An endpoint was disabled within the last `LATE_S` and `quiet_s` seconds together, and no event has reported it.
+    1. An endpoint was disabled within the last LATE_S + `policy.quiet_s` seconds, and no operational event has reported that.
     2. An endpoint has dead letters that are due to be reported.
     """
     asked = {"now": now, "since": now - dt.timedelta(seconds=LATE_S + policy.quiet_s)}

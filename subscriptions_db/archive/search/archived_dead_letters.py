@@ -216,7 +216,10 @@ def find_fitting(
 def fitting_letters(
     connection: connect.Connection, customer_id: str, found: FoundLetters, *, place: int, held: int = 0
 ) -> FoundLetters:
-    """Return the first positions of a page that fit into an answer with `held` bytes already. The page begins at `place`."""
+    """Return the first positions of a page that fit into an answer with `held` bytes already. The page begins at `place`.
+
+    An answer without bytes (`held` 0) takes at least one dead letter, of any size.
+    """
     positions = found.positions[: answer_size.count(sizes(connection, customer_id, found.positions), held=held)]
     if len(positions) == len(found.positions):
         return found

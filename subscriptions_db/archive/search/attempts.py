@@ -23,7 +23,10 @@ MAX_EXAMINED = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSearch(selection.SearchFilter):
-    """Search criteria for attempts. `text` is also searched in the error's text and in the body of the response."""
+    """Search criteria for attempts.
+
+    `text` is searched in the error's text and the response's body too, besides the fields that SearchFilter names.
+    """
 
     status: int | None = None
     error_class: str | None = None
@@ -62,7 +65,7 @@ def search(
 def count(connection: connect.Connection, customer_id: str, asked: AttemptSearch) -> records.Total:
     """Return the number of matching attempts among MAX_EXAMINED records.
 
-    These are the customer's newest records within the period, the endpoint and the `webhook-id` that the search names.
+    These records are the customer's newest within the period, the endpoint and the `webhook-id` that the search names.
     """
     return records.count(connection, "attempts", records.parameters(customer_id, asked), most=MAX_EXAMINED)
 

@@ -52,9 +52,9 @@ class ConsumerCounts(NamedTuple):
 def of_dead_letters(
     connection: connect.Connection, customer_id: str, selection: DeadLetterSearch, *, most: int = MAX_EXAMINED
 ) -> Count:
-    """Return the number of waiting dead letters that match, among the oldest `most`.
+    """Return the number of matches among the customer's oldest `most` waiting dead letters.
 
-    With `text`, at most MAX_EXAMINED_BY_TEXT dead letters are examined.
+    With `selection.text`, at most MAX_EXAMINED_BY_TEXT dead letters are examined.
     """
     return _counted(connection, "letters_after", {"customer_id": customer_id}, selection, most)
 
@@ -67,9 +67,10 @@ def of_parked(
     *,
     most: int = MAX_EXAMINED_OF_CONSUMER,
 ) -> Count:
-    """Return the number of a consumer's parked dead letters that match, among the oldest `most`.
+    """Return the number of matches among a consumer's oldest `most` parked dead letters.
 
-    Dead letters that were discarded or redriven since do not count. With `text`, at most MAX_EXAMINED_BY_TEXT are examined.
+    Those that were discarded or redriven since are examined, and do not match. With `selection.text`, at most
+    MAX_EXAMINED_BY_TEXT are examined.
     """
     return _counted(connection, "parked_after", {"customer_id": customer_id, "name": consumer}, selection, most)
 
@@ -79,7 +80,7 @@ def _counted(
 ) -> Count:
     """Return the number of matches among the oldest `most` dead letters that the statement `among` examines.
 
-    With `text`, at most MAX_EXAMINED_BY_TEXT of them are examined.
+    With `selection.text`, at most MAX_EXAMINED_BY_TEXT of them are examined.
     """
     most = most if selection.text is None else min(most, MAX_EXAMINED_BY_TEXT)
     asked = owner | {"place": 0, "most": most} | selection.parameters()
@@ -100,8 +101,8 @@ def of_consumers(
 ) -> dict[str, ConsumerCounts]:
     """Return the counts of consumers, by name. A name without a consumer is left out.
 
-    If `names` has one name, at most `most_of_one` dead letters of each kind (MAX_EXAMINED_OF_CONSUMER) are examined. Otherwise
-    `most_in_list` are examined for each consumer.
+    At most `most_of_one` dead letters of each kind are examined if `names` has one name. Otherwise at most `most_in_list` of
+    each kind are examined for each consumer. MAX_EXAMINED_OF_CONSUMER lists the kinds.
     """
     most = most_of_one if len(names) == 1 else most_in_list
     asked = {"customer_id": customer_id, "names": list(names), "now": now, "most": most}

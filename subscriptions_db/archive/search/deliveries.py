@@ -44,7 +44,7 @@ class DeliveryStatus(enum.StrEnum):
 class DeliverySearch(selection.SearchFilter):
     """Search criteria for deliveries. `since` and `until` refer to the first record of a delivery.
 
-    `text` is also searched in the event type and the id of the subscription.
+    `text` is searched in the event type and the id of the subscription too, besides the fields that SearchFilter names.
     """
 
     status: DeliveryStatus | None = None
@@ -105,8 +105,8 @@ def search(
     """Examine at most `most` records older than `start`, or newer if `start.is_backwards`; return the first `limit` matches.
 
     The page may be empty although further deliveries match. The next page begins at `further`.
-    The newest `most_of_one` records of a delivery decide its status, and at most `most_letters` of its dead letters are
-    counted.
+    A match is a delivery whose first record is among the examined records. The newest `most_of_one` records of a delivery
+    decide its status, and at most `most_letters` of its dead letters are counted.
     """
     wanted = _parameters(customer_id, asked, most_of_one, most_letters)
     found = records.nearest(connection, "deliveries", wanted, start, limit=limit, most=most)
@@ -114,7 +114,10 @@ def search(
 
 
 def count(connection: connect.Connection, customer_id: str, asked: DeliverySearch) -> records.Total:
-    """Return the number of matching deliveries among the newest MAX_EXAMINED records."""
+    """Return the number of matching deliveries whose first record is among MAX_EXAMINED records.
+
+    These records are the customer's newest within the period, the endpoint and the `webhook-id` that the search names.
+    """
     wanted = _parameters(customer_id, asked, MAX_OF_ONE, MAX_LETTERS)
     return records.count(connection, "deliveries", wanted, most=MAX_EXAMINED)
 

@@ -48,7 +48,7 @@ def nearest(
 
     The page may be empty although further records match. The next page begins at `further`. `wanted` are the parameters
     of the statement `matching_attempts` or `matching_deliveries`, from the function `parameters`. For deliveries, the caller
-    adds `most_of_one` and `most_letters`.
+    adds two bounds for each delivery: `most_of_one` records and `most_letters` dead letters are read.
     """
     side = "after" if start.is_backwards else "before"
     asked = wanted | start.place.parameters() | {"limit": limit + 1, "most": most}
@@ -61,7 +61,7 @@ def nearest(
 
 
 def count(connection: connect.Connection, kind: Kind, wanted: dict[str, Any], *, most: int) -> Total:
-    """Return the number of matches among the newest `most` records."""
+    """Return the number of matches among the newest `most` records of the endpoint, `webhook-id` and times in `wanted`."""
     asked = wanted | NEWEST.place.parameters() | {"most": most}
     with connect.translated_errors():
         [row] = connection.execute(_statement("before", kind, "number_of_matches"), asked, prepare=False).fetchall()
@@ -70,7 +70,7 @@ def count(connection: connect.Connection, kind: Kind, wanted: dict[str, Any], *,
 
 
 def parameters(customer_id: str, asked: selection.SearchFilter) -> dict[str, Any]:
-    """Return the criteria of a search as parameters of the statements."""
+    """Return the criteria of a search as parameters of the statements. A missing end of the searched period has no bound."""
     times = {"since": asked.since or _LONG_AGO, "until": asked.until or _NEVER}
     return asked.parameters() | times | {"customer_id": customer_id}
 
