@@ -125,7 +125,7 @@ class Store:
 
     def passes_by_policies(self) -> bool:
         """Return True if the login bypasses row-level security. The caller only warns: transactions switch roles."""
-        with connect.translated_errors(), self._pool.connection() as connection:
+        with self._connection() as connection:
             row = connection.execute(query("login_rights")).fetchone()
             return bool(row and row["passes_by"])
 
@@ -134,11 +134,29 @@ class Store:
         return stats["pool_size"] - stats["pool_available"]
 
     @contextlib.contextmanager
+    def _connection(self) -> Iterator[connect.Connection]:
+        """Yield a connection, which the pool commits, or rolls back after an error. Errors of Postgres are translated.
+
+        Raise RegistryUnavailable if the pool has no connection for `wait_s` seconds.
+        """
+        with connect.translated_errors(), contextlib.ExitStack() as stack:
+            try:
+                connection = stack.enter_context(self._pool.connection())
+            except psycopg_pool.PoolTimeout:
+                # Connections suffice for the requests at once (`api.max_connections` bounds both), so Postgres is the cause.
+                raise errors.RegistryUnavailable(
+                    f"Postgres cannot be reached: no connection opened within {self._pool.timeout:g} s, and nothing was asked. "
+                    "A warning of psycopg.pool in this log says why. Check that Postgres runs, and that the connection URL "
+                    "(api.database_url, or else database.url) leads to it"
+                ) from None
+            yield connection
+
+    @contextlib.contextmanager
     def _transaction(
         self, role: str, customer_id: str = "", endpoint_ids: str = "", *, begin: str = "begin_read"
     ) -> Iterator[connect.Connection]:
         """Yield a connection in a transaction, which the pool commits, or rolls back after an error."""
-        with connect.translated_errors(), self._pool.connection() as connection:
+        with self._connection() as connection:
             # One round trip for both statements needs a cursor that binds parameters on the client.
             rights = {"role": role, "customer_id": customer_id, "endpoint_ids": endpoint_ids}
             with connect.role_required():
