@@ -94,6 +94,7 @@ test-k8s: prepare
 	@$(BIN)/python deploy/helm/tools $(TOOLS)
 	@test -n "$$FANOUT_IMAGE" || deploy/image/is-current || $(MAKE) image ARGS=
 	@deploy/image/development/build
+	@$(BIN)/python -m tests.k8s.cluster build
 	@$(BIN)/python -m pytest --timeout 900 tests/k8s $(ARGS); status=$$?; $(BIN)/python -m tests.k8s.cluster down; exit $$status
 
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of

@@ -33,7 +33,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def programs():
-    """Build the programs that the cache lacks, so that no test is left out for want of them."""
+    """Build the programs that the cache lacks, so that no test is left out for want of them.
+
+    `make test-k8s` builds them before, because on a slow machine it takes longer than a test may.
+    """
     binaries.ensure(cluster.say)
 
 

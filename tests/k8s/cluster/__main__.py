@@ -1,4 +1,4 @@
-"""`python -m tests.k8s.cluster up | down | status | image NAME`: start the cluster, end it, show it, bring an image to it."""
+"""`python -m tests.k8s.cluster build | up | down | status | image NAME`: the commands for the cluster of the tests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ from tests.k8s.cluster import (
 from tests.k8s.cluster.failure import ClusterError
 
 
+def build() -> None:
+    """Build the programs of the cluster that the cache lacks. Some minutes, once; on a slow machine half an hour."""
+    binaries.ensure(say)
+
+
 def up() -> None:
     """Start everything that does not run; return when both nodes are ready."""
     prerequisites.require()
-    binaries.ensure(say)
+    build()
     kubectl.tool("kubectl")
     began = time.monotonic()
     layout.STATE.mkdir(parents=True, exist_ok=True)
@@ -93,12 +98,13 @@ def _start_network() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.k8s.cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for known in (up, down, status):
-        commands.add_parser(known.__name__, help=known.__doc__)
+    plain = {command.__name__: command for command in (build, up, down, status)}
+    for name, command in plain.items():
+        commands.add_parser(name, help=command.__doc__)
     commands.add_parser("image", help=image.__doc__).add_argument("name")
     given = parser.parse_args()
     try:
-        image(given.name) if given.command == "image" else {"up": up, "down": down, "status": status}[given.command]()
+        image(given.name) if given.command == "image" else plain[given.command]()
     except ClusterError as exc:
         sys.exit(str(exc))
 
