@@ -74,7 +74,9 @@ class Source:
         self._names = names
         self._ends: dict[Place, int] = {}
         self._positions: dict[Place, int] = {}
-        self._answered_at = self._checked_at = time.monotonic()
+        self._silent_s = 0.0
+        """Seconds that `poll` has waited since Kafka last sent something."""
+        self._checked_at = time.monotonic()
         own = {
             "group.id": "fanout-archive",
             "enable.auto.commit": False,
@@ -109,10 +111,14 @@ class Source:
         the client had read before. Raise KafkaUnavailable if Kafka reports another error. The caller must then create a new
         Source and call `begin`.
         """
+        began = time.monotonic()
         with self._translated():
-            records = [message for message in self._consumer.consume(MAX_RECORDS_PER_POLL, wait_s) if self._is_record(message)]
-        if records:
-            self._answered_at, self.is_unavailable = time.monotonic(), False
+            messages = self._consumer.consume(MAX_RECORDS_PER_POLL, wait_s)
+        records = [message for message in messages if self._is_record(message)]
+        if messages:
+            self._silent_s, self.is_unavailable = 0.0, False
+        else:
+            self._silent_s += time.monotonic() - began
         return records
 
     def reached(self, message: confluent_kafka.Message) -> None:
@@ -133,9 +139,9 @@ class Source:
     def has_all(self) -> bool:
         """Return True if all records that existed at `begin` are archived.
 
-        Raise KafkaUnavailable if some are not archived yet, and the last message that `poll` got is older than TIMEOUT_S.
+        Raise KafkaUnavailable if some are not archived yet, and Kafka has sent nothing while `poll` waited for TIMEOUT_S.
         """
-        if self._ends and time.monotonic() - self._answered_at > TIMEOUT_S:
+        if self._ends and self._silent_s > TIMEOUT_S:
             raise errors.KafkaUnavailable(
                 f"Kafka at {self._kafka.bootstrap_servers} has sent nothing for {TIMEOUT_S} s, and some records were not "
                 "read. The records that were read are archived. Check the brokers, and run the command again"
@@ -174,7 +180,6 @@ class Source:
                 f"{place.topic}:{place.partition} cannot be read ({error.str()}), so its next records are not archived yet: "
                 "check the brokers, and that the archiver may read the topic"
             )
-        self._answered_at, self.is_unavailable = time.monotonic(), False
         self._ends.pop(place, None)  # offsets after the last record hold only markers of transactions
         return False
 
