@@ -8,7 +8,6 @@ to another customer, endpoint or purpose does not open.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import json
 import os
@@ -193,7 +192,7 @@ def _key(key_id: str, text: str) -> Secret:
         )
     try:
         key = base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error, or a character that is not ASCII
         key = b""
     if len(key) != KEY_BYTES:
         raise errors.SettingsError(

@@ -111,7 +111,7 @@ def from_text(text: str) -> SigningKey:
         raise errors.RegistrationError("", problem)
     try:
         raw = base64.b64decode(encoded, validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error, or a character that is not ASCII
         problem = f"is not base64 after {prefix}_: write the bytes of the key in base64"
         raise errors.RegistrationError("", problem) from None  # the cause would show the secret
     seed = raw[:SEED_BYTES] if scheme is SignatureScheme.ED25519 else raw

@@ -122,6 +122,7 @@ def test_an_ed25519_key_may_omit_its_public_key(encoded):
         ("plain", "begin with whsec_ or whsk_"),
         ("whpk_" + PUBLIC, "begin with whsec_ or whsk_"),
         ("whsec_%%%%", "is not base64 after whsec_"),
+        ("whsec_" + "\u00e9" * 40, "is not base64 after whsec_"),  # regression: a ValueError
         ("whsec_" + base64.b64encode(b"x" * 23).decode(), "HMAC key of 23 bytes; 24 to 64 .* are needed"),
         ("whsec_" + base64.b64encode(b"x" * 65).decode(), "HMAC key of 65 bytes; 24 to 64 .* are needed"),
         ("whsk_" + base64.b64encode(b"x" * 31).decode(), "seed of 31 bytes; 32 .* are needed"),
