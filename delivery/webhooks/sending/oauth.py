@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -206,10 +207,10 @@ def _parsed(answer: transport.Response) -> tuple[bytes, float]:
 def _lifetime_s(expires_in: object) -> float:
     """Return the lifetime of a token in seconds. `expires_in` is optional, and some servers send it as text.
 
-    Return DEFAULT_LIFETIME_S if `expires_in` is missing, or is no number above 0.
+    Return DEFAULT_LIFETIME_S if `expires_in` is missing, or is no finite number above 0.
     """
     try:
         lifetime_s = float(expires_in) if isinstance(expires_in, int | float | str) else DEFAULT_LIFETIME_S
     except ValueError:
         lifetime_s = DEFAULT_LIFETIME_S
-    return lifetime_s if lifetime_s > 0 else DEFAULT_LIFETIME_S
+    return lifetime_s if 0 < lifetime_s < math.inf else DEFAULT_LIFETIME_S

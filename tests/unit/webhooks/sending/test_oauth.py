@@ -213,7 +213,7 @@ def test_our_own_exhaustion_is_not_remembered():
 
 
 @pytest.mark.parametrize(
-    ("expires_in", "lifetime_s"), [(60, 60), ("60", 60), (None, 300), (-5, 300), ("soon", 300), ("nan", 300)]
+    ("expires_in", "lifetime_s"), [(60, 60), ("60", 60), (None, 300), (-5, 300), ("soon", 300), ("nan", 300), ("inf", 300)]
 )
 def test_the_lifetime_may_be_text_or_missing(expires_in, lifetime_s):
     async def main():
