@@ -130,8 +130,8 @@ class StreamingLane(Generic[Registry]):
         self._result = Result.COMMITTED
         """The result of the last micro-batch."""
         self._last_begun = self._handled = -1
-        self._absences = 0
-        """Restarts for Kafka or for planning since the query's last progress."""
+        self._absences = self._failed_plans = 0
+        """Restarts for Kafka, and for planning, since the query's last progress."""
         self._begins = threading.Event()
 
     def run(
@@ -228,7 +228,7 @@ class StreamingLane(Generic[Registry]):
                 continue
             if (last := query.lastProgress) is None or last == newest:
                 continue
-            newest, self._absences = last, 0
+            newest, self._absences, self._failed_plans = last, 0, 0
             self._watched.enter(health.QueryPhase.RUNNING)
             for progress in [last] if last["batchId"] == reported + 1 else query.recentProgress:
                 if progress["batchId"] > reported and progress["numInputRows"]:
@@ -257,8 +257,8 @@ class StreamingLane(Generic[Registry]):
             self._absences += 1
             log.warning(WAITS_FOR_KAFKA, self._name, cause_of(text))
             return Result.KAFKA_AWAY
-        if is_unplanned(text) and self._absences < MOST_FAILED_PLANS:
-            self._absences += 1
+        if is_unplanned(text) and self._failed_plans < MOST_FAILED_PLANS:
+            self._failed_plans += 1
             log.warning(
                 "lane %s could not be planned and tries again: no Python process started within 10 s on this machine. If it "
                 "happens often, give the driver more CPU", self._name,

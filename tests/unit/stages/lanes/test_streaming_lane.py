@@ -247,6 +247,14 @@ def test_a_lane_that_can_never_be_planned_ends(lane, monkeypatch):
         run()
 
 
+def test_failed_plans_do_not_count_as_absences_of_kafka(lane, monkeypatch):
+    """Regression: after three failed plans, the first absence of Kafka ended the lane, and with it the job."""
+    failed = [Failed(lane, NO_PLAN) for _ in range(streaming_lane.MOST_ABSENCES)]
+    away = [Failed(lane, AWAY) for _ in range(streaming_lane.MOST_ABSENCES)]
+    run = Run(lane, monkeypatch, *failed, *away, answers=[True] * len(away))
+    assert run() == (len(failed) + len(away) + 1, len(away))
+
+
 def test_a_task_whose_worker_does_not_start_is_no_matter_of_the_plan(lane, monkeypatch):
     """Tasks beside it may have sent something, and still run."""
     run = Run(lane, monkeypatch, Failed(lane, f"Job aborted due to stage failure: {NO_PLAN}"))
