@@ -28,6 +28,8 @@ LOCAL_FILE = Path(".fanout/local.toml")
 """Settings file that `fanout up` writes below the current folder."""
 PREFIX = "FANOUT_"
 """Prefix of the environment variables that are settings."""
+NO_SETTINGS = frozenset({f"{PREFIX}CONFIG", f"{PREFIX}IMAGE"})
+"""Variables with the prefix that are no settings: the settings file, and the image of `deploy/compose`."""
 IN_A_FILE = "_file"
 """Suffix of a variable, in lower case. The variable's value is the path of a file with the setting's value."""
 
@@ -88,7 +90,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
     layer: dict[str, dict[str, str]] = {}
     known = settings.known_names()
     for name, given in environ.items():
-        if not name.startswith(PREFIX) or name == f"{PREFIX}CONFIG":
+        if not name.startswith(PREFIX) or name in NO_SETTINGS:
             continue
         area, field = _area_and_field(name.removeprefix(PREFIX).lower())
         if not field.endswith(IN_A_FILE) or f"{area}.{field}" in known:

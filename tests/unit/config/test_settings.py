@@ -171,6 +171,11 @@ def test_the_file_or_variable_of_a_wrong_value_is_named(folder):
     }
 
 
+def test_the_variable_of_compose_for_the_image_is_no_setting(folder):
+    """Regression: in a shell that exports it, each command ended with `setting image is not known`."""
+    assert settings_loader.read({"FANOUT_IMAGE": "registry.example.com/fanout:1"}, root=folder) == settings.Settings()
+
+
 def test_no_setting_is_refused_by_a_pattern_of_pydantic():
     """Pydantic reports a pattern by its text. `setting_types.Matching` has a message."""
     assert not [
