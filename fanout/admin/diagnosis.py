@@ -6,6 +6,7 @@ Runs in `fanout` commands. Every check runs, whatever the results of other check
 from __future__ import annotations
 
 import http.client
+import logging
 import os
 import sys
 import sysconfig
@@ -29,6 +30,8 @@ from subscriptions_db.manifest import lint
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
+
+log = logging.getLogger(__name__)
 
 JOB_TIMEOUT_S = 5
 """Seconds to wait for the job's /readyz."""
@@ -102,6 +105,10 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
             text = check(config)
         except errors.FanoutError as exc:
             yield Diagnosis(subject=subject, is_fine=False, text=str(exc))
+        except Exception as exc:
+            log.exception("the check %s of `fanout doctor` ended with an unforeseen error, and the others go on", subject)
+            text = f"the check ended with an unforeseen {type(exc).__name__}: send the traceback in the log to the maintainers"
+            yield Diagnosis(subject=subject, is_fine=False, text=text)
         else:
             yield Diagnosis(subject=subject, is_fine=True, text=text)
 

@@ -164,8 +164,9 @@ def _require_usable(connection: connect.Connection, ring: keyring.KeyRing) -> No
 
     Without this check, a secret could be sealed with another key of the same id, and the job would quarantine its endpoint.
     """
-    migrate.require_current(connection)
-    keyring.require_fits(connection, ring)
+    with connect.translated_errors():
+        migrate.require_current(connection)
+        keyring.require_fits(connection, ring)
 
 
 def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) -> None:

@@ -74,7 +74,10 @@ def apply(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="YAML document (docs/registering.md); `-` is standard input.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, and make none.")] = False,
-    prune: Annotated[bool, typer.Option(help="Also delete rows of the file's customers that the file does not name.")] = False,
+    prune: Annotated[
+        bool,
+        typer.Option(help="Also delete rows that the file does not name, of its customers and of the owners of its endpoints."),
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Treat warnings as errors: refuse the file, and change nothing.")
     ] = False,

@@ -127,4 +127,9 @@ def as_bytes(data: bytes, opaque: Opaque | None) -> bytes:
     """
     if opaque is None or opaque.form is PayloadForm.NONE:
         return data
-    return orjson.loads(data).encode() if opaque.form is PayloadForm.TEXT else base64.b64decode(data[1:-1], validate=True)
+    if opaque.form is PayloadForm.BYTES:
+        return base64.b64decode(data[1:-1], validate=True)
+    text = orjson.loads(data)
+    if not isinstance(text, str):
+        raise ValueError("the payload of a text event is not a JSON string")  # noqa: TRY004  # no caller passed a wrong type
+    return text.encode()

@@ -52,3 +52,11 @@ def test_an_absent_kafka_is_shown_with_its_effect_on_start_and_job():
     [found] = diagnosis._findings(away, {"kafka": functools.partial(diagnosis._kafka, timeout_s=0.2)})
     assert not found.is_fine
     assert "A job that starts now ends with exit code 1; a running job waits for Kafka." in found.text
+
+
+def test_an_unforeseen_error_in_a_check_ends_no_other_check():
+    """Regression: the checks after it were not made, and the operator saw a traceback only."""
+    checks = {"first": lambda _: str(1 / 0), "second": lambda _: "well"}
+    first, second = diagnosis._findings(settings.Settings(), checks)
+    assert (first.is_fine, "an unforeseen ZeroDivisionError" in first.text) == (False, True)
+    assert (second.is_fine, second.text) == (True, "well")

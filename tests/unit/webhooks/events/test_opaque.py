@@ -8,6 +8,7 @@ import pytest
 
 from delivery import errors
 from delivery.model import Outcome, OutcomeKind
+from delivery.payload_form import Opaque, PayloadForm
 from delivery.registry_model import ContentMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import opaque, ordering_key, parsing
@@ -352,3 +353,10 @@ def test_a_payload_is_not_declared_as_another_event(media_type):
     assert not opaque.is_media_type(media_type)
     event = parsing.parse(structured(datacontenttype=media_type, data="x"), LAYOUT)
     assert event.opaque is None
+
+
+@pytest.mark.parametrize("data", [b"1", b"null", b'{"a": 1}'])
+def test_a_payload_of_text_that_is_no_string_is_refused(data):
+    """Regression: one such record on the dead-letter topic ended `fanout archive` with an AttributeError at each start."""
+    with pytest.raises(ValueError, match="is not a JSON string"):
+        opaque.as_bytes(data, Opaque(PayloadForm.TEXT, "text/csv"))
