@@ -35,10 +35,7 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run the lanes `names` until `stop` is set, or with `once` until all records that are in Kafka now are handled.
-
-    `names` None: every lane of LANES, but the real-time lane only if `source.realtime_pattern` is set.
-    """
+    """Run lanes until `stop` is set; with `once` until all records now in Kafka are handled. `names` None: `default_names`."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     plan_builder.warn_of_open_guard(config.delivery)

@@ -98,7 +98,7 @@ class Known(NamedTuple):
 
 
 def known(root: Path) -> Known:
-    """Return the modules and imports of the code in `root`. The names of the settings are those of the running process."""
+    """Return the modules and imports of the code in `root`, and the names of all settings of the running process."""
     return Known(root, folder_map.module_imports(root), settings.known_names())
 
 

@@ -34,9 +34,9 @@ class Gap(NamedTuple):
 def effective(receipts: Sequence[HandledRange]) -> Effective:
     """Return the receipts that later ones do not wholly replace.
 
-    `receipts` are of one lane and one partition, in the order in which they were written. An older receipt may count other
-    numbers of due deliveries or rejected records than all later receipts that replace it together. Then `surplus_allowed` of
-    each of these later receipts grows by the number of due deliveries of the older one.
+    `receipts` are of one lane and one partition, in the order in which they were written. Later receipts that have all offsets
+    of an older one replace it. Their sums of due deliveries and of rejected records may differ from the older one's numbers.
+    Then `surplus_allowed` of each later receipt grows by the older one's due deliveries.
     """
     ranges: list[HandledRange] = []
     ends: list[int] = []  # negative: newest receipts usually have the highest offsets, and so are appended at the end

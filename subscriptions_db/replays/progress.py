@@ -85,7 +85,7 @@ def advance(
     records: int,
     handed_over: int,
 ) -> None:
-    """Store `reached` as the progress of its partition, and add a chunk's numbers to the replay's counts (`count`).
+    """Store `reached` as the progress of its partition, and add `records` and `handed_over` to the counts of the replay.
 
     `is_lost`: Kafka no longer holds some of the requested events, so the replay is not whole.
     """

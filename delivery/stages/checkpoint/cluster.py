@@ -53,8 +53,8 @@ class KubernetesLease:
     """A client for one Lease at the API server. The Lease `name` may not exist yet.
 
     `read` and `write` raise Unavailable if the API server does not answer, or answers with an error that may pass. They raise
-    LeaseRefused if the API server refuses this pod, if its certificate does not verify, or if the files of the service account
-    cannot be read.
+    LeaseRefused if the API server refuses this pod, if the API server's certificate does not verify, or if the files of the
+    service account cannot be read.
     """
 
     host: str

@@ -124,7 +124,7 @@ class Measured:
 
 
 def _with_throughput(known: Measured) -> Measured:
-    """Return `known` with its throughput (`per_executor`, `proven`) and its measurement updated by its newest observation."""
+    """Return `known` after its newest observation: with new `per_executor`, `proven` and `measuring_since`."""
     load, since = known.window[-1], known.measuring_since
     if not known.is_behind:
         # The window begins SETTLE_S or more after the last change of the number of executors.

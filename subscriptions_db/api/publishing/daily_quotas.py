@@ -182,8 +182,9 @@ class DailyQuotas:
                 named = {"tenant_ids": tenants[:MAX_NAMED]}
                 if self._ending.is_set():
                     log.warning(
-                        "%d published events of %d tenants are missing in the daily quotas. Postgres did not confirm their "
-                        "counts before this process stopped. The tenants may publish as many more: %s",
+                        "Postgres did not confirm the counts of %d published events of %d tenants before this process stopped "
+                        "(%s). The daily quotas probably lack these events, so these tenants can publish as many more on that "
+                        "day. There is nothing to do about the counts",
                         sum(counts.values()), len(tenants), exc, extra=named,
                     )  # fmt: skip
                     return

@@ -109,7 +109,7 @@ def test_an_unreachable_server_is_named_with_the_reason(said, shown):
 
 
 @pytest.mark.parametrize(("host", "is_local"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.5", False)])
-def test_a_server_of_this_machine_that_does_not_listen_may_be_started_by_fanout_up(host, is_local):
+def test_fanout_up_is_advised_for_a_server_of_this_machine(host, is_local):
     with pytest.raises(errors.RegistryUnavailable) as translated, connect.translated_errors():
         raise psycopg.OperationalError(f'connection to server at "{host}", port 5432 failed: Connection refused')
     assert ("`fanout up` starts a Postgres" in str(translated.value)) is is_local

@@ -182,7 +182,7 @@ def test_a_server_that_stops_without_postgres_logs_the_lost_counts(postgres, cap
 
     asyncio.run(run())
     assert postgres.events.total() == 0
-    assert "4 published events of 2 tenants are missing in the daily quotas" in caplog.text
+    assert "did not confirm the counts of 4 published events of 2 tenants" in caplog.text
     assert caplog.records[-1].tenant_ids == ["t1", "t2"]
     assert "not counted in Postgres yet" not in caplog.text
 
