@@ -61,7 +61,8 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
     try:
         return settings.Settings.model_validate(merged)
     except pydantic.ValidationError as exc:
-        raise errors.SettingsError("\n".join(_explain(error, layers) for error in exc.errors(include_url=False))) from None
+        found = (_explain(error, layers, environ) for error in exc.errors(include_url=False))
+        raise errors.SettingsError("\n".join(found)) from None
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -136,14 +137,14 @@ def _cause(exc: OSError | UnicodeDecodeError) -> str:
     return exc.strerror or "no cause is known" if isinstance(exc, OSError) else "it is not text in UTF-8"
 
 
-def _explain(error: Any, layers: Sequence[_Layer]) -> str:
+def _explain(error: Any, layers: Sequence[_Layer], environ: Mapping[str, str]) -> str:
     """Turn one pydantic error into a line that names the setting, the file or variable that it comes from, and the problem.
 
     For an unknown setting or area, the line also names the known one with the nearest name.
     """
     location = [str(part) for part in error["loc"]]
     name = ".".join(location)
-    setting = f"setting {name}{_source(location, layers)}"
+    setting = f"setting {name}{_source(location, layers, environ)}"
     if error["type"] != "extra_forbidden":
         problem = refused_values.explained(error, {})
         return f"{setting}: {problem}{'' if problem.endswith('?') else '.'} Nothing was started"
@@ -152,13 +153,14 @@ def _explain(error: Any, layers: Sequence[_Layer]) -> str:
     return f"{setting} is not known, so nothing was started; did you mean {nearest[0]}? `fanout config` lists all settings"
 
 
-def _source(location: list[str], layers: Sequence[_Layer]) -> str:
-    """Return the file or the variable that the setting comes from, in brackets. Empty: a whole area, or no layer has it.
-
-    For a variable `…_FILE`, the text has the name without `_FILE`.
-    """
+def _source(location: list[str], layers: Sequence[_Layer], environ: Mapping[str, str]) -> str:
+    """Return the file or the variable that the setting comes from, in brackets. Empty: a whole area, or no layer has it."""
     area, *field = location[:2]
     for source, layer in reversed(layers):
-        if field and isinstance(fields := layer.get(area), Mapping) and field[0] in fields:
-            return f" ({source}{f'{area}_{field[0]}'.upper() if source == PREFIX else ''})"
+        if not field or not isinstance(fields := layer.get(area), Mapping) or field[0] not in fields:
+            continue
+        if source != PREFIX:
+            return f" ({source})"
+        variable = f"{PREFIX}{area}_{field[0]}".upper()
+        return f" ({variable if variable in environ else variable + IN_A_FILE.upper()})"
     return ""

@@ -131,8 +131,8 @@ def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping
     """
     if not lanes:  # only the real-time lane ran, and its tasks have waited already
         return
-    tools = lane_context.task_tools(config, telemetry.Telemetry(spark.sparkContext, "drain", config.logs))
     try:
+        tools = lane_context.task_tools(config, telemetry.Telemetry(spark.sparkContext, "drain", config.logs))
         drain.drain_workers(spark, tools, config.delivery.stop_within_s)
     except Exception as failure:  # noqa: BLE001  # all lanes have ended well, and their stop must not become an error
         log.warning(

@@ -159,8 +159,10 @@ def test_a_wrong_value_is_explained_without_patterns_and_types(folder, given, pr
 def test_the_file_or_variable_of_a_wrong_value_is_named(folder):
     (folder / ".fanout" / "local.toml").write_text('[metrics]\nport = "a"\nhost = 1\n[api]\nport = "a"\ncolour = 1\n')
     (folder / "fanout.toml").write_text('[metrics]\nport = "b"\n[spark]\nparallelism = "b"\n')
+    (folder / "mounted").write_text("d")
+    given = {"FANOUT_SPARK_PARALLELISM": "c", "FANOUT_METRICS_LAG_INTERVAL_S_FILE": str(folder / "mounted")}
     with pytest.raises(errors.SettingsError) as refused:
-        settings_loader.read({"FANOUT_SPARK_PARALLELISM": "c"}, root=folder)
+        settings_loader.read(given, root=folder)
     sources = dict(re.findall(r"setting (\S+) \((\S+)\)", str(refused.value)))
     assert sources == {
         "metrics.port": str(folder / "fanout.toml"),
@@ -168,6 +170,7 @@ def test_the_file_or_variable_of_a_wrong_value_is_named(folder):
         "api.port": str(folder / ".fanout" / "local.toml"),
         "api.colour": str(folder / ".fanout" / "local.toml"),
         "spark.parallelism": "FANOUT_SPARK_PARALLELISM",
+        "metrics.lag_interval_s": "FANOUT_METRICS_LAG_INTERVAL_S_FILE",
     }
 
 
