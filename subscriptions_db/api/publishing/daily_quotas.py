@@ -197,7 +197,9 @@ class DailyQuotas:
                 continue
             wait_s = self._write_after_s
             self._pending.subtract(counts)
-            self._pending = +self._pending
+            for written in counts:
+                if not self._pending[written]:
+                    del self._pending[written]
             self._take(counts, sums)
 
     def _take(self, counts: Counts, sums: Sums) -> None:

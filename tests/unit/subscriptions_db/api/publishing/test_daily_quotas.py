@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import datetime as dt
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,6 +132,34 @@ def test_a_larger_quota_counts_within_the_day(postgres):
 
     asyncio.run(run())
     assert postgres.events.total() == 11
+
+
+def test_a_larger_quota_counts_after_a_refusal_during_a_write(postgres):
+    """Regression: a refusal asks for the tenant's quota, and a write of other counts that ended then dropped the question."""
+
+    async def run():
+        began, may_end = asyncio.Event(), asyncio.Event()
+
+        async def write(counts, today):
+            began.set()
+            await may_end.wait()
+            return await postgres.add(counts, today)
+
+        process = Process(SimpleNamespace(add=write))
+        await process.publish(["full"] * 10)
+        may_end.set()
+        await process.written()
+        postgres.own["full"] = 20
+        began.clear()
+        may_end.clear()
+        await process.publish(["other"])
+        await began.wait()
+        process.refusal(["full"])
+        may_end.set()
+        await process.written()
+        await process.publish(["full"])
+
+    asyncio.run(run())
 
 
 def test_counts_are_written_together_and_not_by_request(postgres):
