@@ -9,7 +9,10 @@ case $engine in
 *)
     global=
     # Only of docker: podman has no daemon.
-    "$engine" info >/dev/null 2>&1 || { echo "the docker daemon does not answer: start it, or apt install podman" >&2; exit 1; }
+    said=$("$engine" info 2>&1 >/dev/null) || {
+        echo "docker cannot be used ($said): start its daemon, let this login use it, or apt install podman" >&2
+        exit 1
+    }
     ;;
 esac
 

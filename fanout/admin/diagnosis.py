@@ -105,7 +105,7 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
             text = check(config)
         except errors.FanoutError as exc:
             yield Diagnosis(subject=subject, is_fine=False, text=str(exc))
-        except Exception as exc:
+        except Exception as exc:  # an operator who diagnoses needs the other checks too
             log.exception("the check %s of `fanout doctor` ended with an unforeseen error, and the others go on", subject)
             text = f"the check ended with an unforeseen {type(exc).__name__}: send the traceback in the log to the maintainers"
             yield Diagnosis(subject=subject, is_fine=False, text=text)

@@ -210,7 +210,7 @@ def _unavailable(exc: psycopg.Error) -> errors.RegistryUnavailable:
         return errors.RegistryUnavailable(
             f"the server of Postgres failed ({_said(said)}), and the transaction was rolled back. {cure}"
         )
-    local = ". `fanout up` starts a Postgres for development" if _LOOPBACK.match(said) else ""
+    local = ". `fanout up` starts a Postgres for development" if _NONE_HERE.match(said) else ""
     return errors.RegistryUnavailable(
         f"Postgres cannot be reached ({said}). A transaction that was not yet committing wrote nothing. Check that Postgres "
         f"runs, and that the connection URL (database.url, for the API api.database_url) leads to it{local}"
@@ -277,8 +277,8 @@ _NOT_CONNECTED = (
 """Messages of libpq and psycopg about a server that cannot be reached. Texts with an `@` do not match: libpq takes a part of
 a password that is not percent-encoded for the host."""
 
-_LOOPBACK = re.compile(r"(127\.[\d.]+|::1|localhost) port ")
-"""Begins the text of `_not_connected` if the server should run on this machine."""
+_NONE_HERE = re.compile(r"(127\.[\d.]+|::1|localhost) port \d+ Connection refused")
+"""Begins the text of `_not_connected` if no server listens at this port of this machine."""
 
 
 def _not_connected(text: str) -> str:

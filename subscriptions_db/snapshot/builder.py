@@ -7,14 +7,13 @@ that read `GET /v1/snapshot`. Pure, except for the log.
 from __future__ import annotations
 
 import collections
-import enum
 import functools
 import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from delivery import errors
 from delivery.payload_form import EndpointPayload
@@ -51,30 +50,6 @@ log = logging.getLogger(__name__)
 Rows = Iterable[dict[str, Any]]
 
 
-class _Words(NamedTuple):
-    """The words that a column may have."""
-
-    known: frozenset[str]
-    otherwise: str
-    """Stands for an unknown word in a quarantined row."""
-
-    @classmethod
-    def of(cls, otherwise: enum.StrEnum) -> _Words:
-        """Return the words of an enumeration."""
-        return cls(frozenset(type(otherwise)), otherwise)
-
-
-ENDPOINT_WORDS = {
-    "status": _Words.of(EndpointStatus.ACTIVE),
-    "mode": _Words.of(DeliveryMode.DIRECT),
-    "payload": _Words.of(EndpointPayload.JSON),
-    "content_mode": _Words.of(ContentMode.STANDARD),
-    "auth_kind": _Words.of(AuthKind.NONE),
-}
-SUBSCRIPTION_WORDS = {"status": _Words.of(SubscriptionStatus.ACTIVE)}
-"""The columns with words of an enumeration. During an update, a newer version may write words that this one does not know."""
-
-
 def tenants(rows: Rows) -> Iterator[tuple[TenantId, TenantStatus]]:
     """Yield each tenant with its status."""
     for row in rows:
@@ -87,15 +62,12 @@ def endpoints(
     """Yield each endpoint with its secrets opened.
 
     For an unusable row, yield the endpoint with a `fault`, and with the fields for routing only. Such an endpoint is
-    quarantined: no lane sends to it. A row with a value of a newer version, such as an unknown mode, is unusable too.
+    quarantined: no lane sends to it. Raise ValueError if the row has an unknown status, mode or payload form.
     """
     secrets: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in secret_rows:
         secrets[row["endpoint_id"]].append(row)
     for row in rows:
-        if unknown := _unknown_word(row, ENDPOINT_WORDS):
-            yield EndpointId(row["endpoint_id"]), _quarantined(row, unknown)
-            continue
         try:
             endpoint = _endpoint(row, [EndpointSecret.from_row(secret, ring) for secret in secrets[row["endpoint_id"]]])
             endpoint_checks.check_endpoint(endpoint, address_guard)
@@ -113,10 +85,7 @@ def endpoints(
 
 
 def subscriptions(rows: Rows, scope_rows: Rows) -> Iterator[tuple[SubscriptionId, Subscription]]:
-    """Yield each subscription with its scope and filter.
-
-    An unusable filter becomes None, with a `fault` beside it. An unknown status, of a newer version, is such a fault too.
-    """
+    """Yield each subscription with its scope and filter. An unusable filter becomes None, with a `fault` beside it."""
     scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in scope_rows:
         scopes[row["subscription_id"]].append(row)
@@ -126,15 +95,13 @@ def subscriptions(rows: Rows, scope_rows: Rows) -> Iterator[tuple[SubscriptionId
     for row in rows:
         scope = _scope(row["scope"], scopes.pop(row["subscription_id"], []))
         pattern, fault = read_pattern(row["pattern"])
-        if unknown := _unknown_word(row, SUBSCRIPTION_WORDS):
-            fault = unknown
         subscription = Subscription(
             subscription_id=SubscriptionId(row["subscription_id"]),
             endpoint_id=EndpointId(sys.intern(row["endpoint_id"])),
             event_type=sys.intern(row["event_type"]),
             scope=shared.setdefault(scope, scope),
             filter_pattern=pattern,
-            status=SubscriptionStatus.ACTIVE if unknown else SubscriptionStatus(row["status"]),
+            status=SubscriptionStatus(row["status"]),
             fault=fault,
         )
         yield subscription.subscription_id, subscription
@@ -156,20 +123,8 @@ def routing_endpoint(row: dict[str, Any]) -> Endpoint:
 
 
 def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
-    """Return an endpoint to which the lanes send nothing until an operator repairs its row.
-
-    A word of a newer version is replaced, because it must not make the whole registry unreadable.
-    """
-    replaced = {name: words.otherwise for name, words in ENDPOINT_WORDS.items() if row[name] not in words.known}
-    return replace(routing_endpoint(row | replaced), fault=fault)
-
-
-def _unknown_word(row: dict[str, Any], words_of: dict[str, _Words]) -> str | None:
-    """Return the fault of a row with a word that this version does not know; None: it knows all."""
-    for name, words in words_of.items():
-        if row[name] not in words.known:
-            return f"{name} is {row[name]}, which only a newer version of the platform knows: update this process"
-    return None
+    """Return an endpoint to which the lanes send nothing until an operator repairs its row."""
+    return replace(routing_endpoint(row), fault=fault)
 
 
 def _endpoint(row: dict[str, Any], secrets: list[EndpointSecret]) -> Endpoint:

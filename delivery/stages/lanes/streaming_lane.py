@@ -38,8 +38,8 @@ MOST_ABSENCES = 3
 """Consecutive restarts of a query without progress, after which the lane fails. A query restarts when Kafka answers again after
 an outage."""
 MOST_FAILED_PLANS = 10
-"""Consecutive restarts of a query without progress, after which the lane fails if planning times out again. More than
-MOST_ABSENCES, because the end of the job would cost more CPU than a further restart."""
+"""Consecutive restarts of a query without progress, after which the lane fails if planning times out again. Many, because the
+end of the job would cost more CPU than a further restart."""
 _NO_PLAN = re.compile(r"(\[STREAM_FAILED\].* terminated with exception: )?Python worker failed to connect back")
 """Error of a query that could not be planned. Spark checks a plan with state in a Python process on the driver's machine, and
 waits 10 s for its start. The same error of a task's worker does not match, because its text starts with the aborted job."""
@@ -242,10 +242,9 @@ class StreamingLane(Generic[Registry]):
     def _result_of(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> Result:
         """Return the result of an ended query: restart, stop, or done. Raise LaneFailed if a restart would not help.
 
-        A restart helps if Kafka did not answer, if planning timed out, or if the plan must change. Restarts for Kafka and for
-        planning count together, until a query makes progress. From a count of MOST_ABSENCES on, an outage of Kafka fails the
-        lane; from MOST_FAILED_PLANS on, also a failed planning. `written` returns the folders that the query writes, for the
-        message about a full disk.
+        A restart helps if Kafka did not answer, if planning timed out, or if the plan must change. A lane restarts at most
+        MOST_ABSENCES times for Kafka, and MOST_FAILED_PLANS times for planning. Progress of a query sets both counts to 0.
+        `written` returns the folders that the query writes, for the message about a full disk.
         """
         failure = query.exception()
         if failure is None and self._result is Result.COMMITTED and self._must_replan():

@@ -13,7 +13,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -104,16 +104,17 @@ def read(
     )
     is_read = of or functools.partial(topic_source.is_realtime, config.source)
     runs, newest_ms = _receipts_patiently(asked, is_read, bounds)
-    newer = runs.keys() - begun.positions.keys()
-    positions = {**begun.positions, **(_first_offsets(asked, newer, bounds.reads) if newer else {})}
-    next_offsets = {place: handled_up_to(at, runs.get(place, ())) for place, at in positions.items()}
+    next_offsets = {place: handled_up_to(at, runs.get(place, ())) for place, at in begun.positions.items()}
+    moved = sum(next_offsets.values()) - sum(begun.positions.values())
+    if newer := {place: found for place, found in runs.items() if place not in begun.positions}:
+        next_offsets |= _starts_of_newer(asked, newer, bounds.reads)
     # Rows beyond the receipts were written in the last seconds before the end; SLACK_MS covers them.
     since_ms = max(begun.since_ms, newest_ms)
     rows = completed_reader.CompletedWork(client=asked.client, topics=asked.topics, since_ms=since_ms)
     ended = completed_reader.read(rows, bounds.reads)
     log.info(
         "lane realtime continues %d records after its last commit, by its offset receipts: these records are not handled again",
-        sum(at - positions[place] for place, at in next_offsets.items()),
+        moved,
     )
     return StartOffsets(next_offsets, ended)
 
@@ -184,32 +185,36 @@ def _add_receipt(receipt: OffsetReceipt, of: Callable[[str], bool], runs: dict[P
     return True
 
 
-def _first_offsets(
-    asked: completed_reader.CompletedWork, places: Collection[Place], bounds: completed_reader.ReadBounds
+def _starts_of_newer(
+    asked: completed_reader.CompletedWork, runs: Mapping[Place, list[HandledRange]], bounds: completed_reader.ReadBounds
 ) -> dict[Place, int]:
-    """Return the first offset that Kafka still has in each of `places`. A deleted topic starts at 0.
+    """Return the first offset to deliver in each partition with receipts that no commit names. Such a partition is new.
 
-    Spark starts a partition there if no commit names it. Raise KafkaUnavailable if Kafka does not answer, or refuses.
+    Spark starts it at the first record that Kafka still has. From there, the receipts in `runs` count. They do not if they name
+    more records than Kafka has: then they are of a deleted topic with the same name. A partition that Kafka does not know is
+    left out. Raise KafkaUnavailable if Kafka does not answer, or refuses.
     """
     import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
 
     from delivery.stages.kafka import offset_requests  # noqa: PLC0415  # it imports confluent_kafka
 
     unknown = confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, confluent_kafka.KafkaError._UNKNOWN_PARTITION  # noqa: SLF001
-    found: dict[Place, int] = {}
+    starts: dict[Place, int] = {}
     with contextlib.closing(confluent_kafka.Consumer({"group.id": "fanout-journal", **asked.client})) as consumer:
-        for topic, number in places:
+        for (topic, number), found in runs.items():
             try:
-                found[topic, number], _ = offset_requests.first_and_end(consumer, topic, number, timeout_s=bounds.asked_s)
+                first, end = offset_requests.first_and_end(consumer, topic, number, timeout_s=bounds.asked_s)
             except confluent_kafka.KafkaException as exc:
-                if exc.args[0].code() not in unknown:
-                    raise errors.KafkaUnavailable(
-                        f"the first offset of partition {number} of topic {topic} could not be read ({exc}). Lane realtime "
-                        "does not start without it, because it would repeat deliveries. Check that Kafka answers, and that "
-                        "the job may read the topic"
-                    ) from exc
-                found[topic, number] = 0
-    return found
+                if exc.args[0].code() in unknown:
+                    continue
+                raise errors.KafkaUnavailable(
+                    f"the first offset of partition {number} of topic {topic} could not be read ({exc}). Lane realtime does "
+                    "not start without it, because it would repeat deliveries. Check that Kafka answers, and that the job may "
+                    "read the topic"
+                ) from exc
+            is_recreated = max(run.last for run in found) >= end
+            starts[topic, number] = first if is_recreated else handled_up_to(first, found)
+    return starts
 
 
 INITIAL_POSITIONS_FILE = "realtime-begins.json"

@@ -20,7 +20,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 
 import cachetools
 from aiohttp import web
@@ -45,7 +45,8 @@ MAX_TENANTS = 10_000
 sum of a forgotten tenant is read again about a second after the tenant's next event."""
 MAX_PENDING = 100_000
 """Maximum pairs of a day and a tenant with events that Postgres has not counted yet. Beyond it, the oldest pairs are
-forgotten. A key with 10,000 events a second, each of another tenant, reaches it after 10 s without Postgres."""
+forgotten. A write in flight may have as many more. A key with 10,000 events a second, each of another tenant, reaches it after
+10 s without Postgres."""
 
 _REGISTRY_ID = re.compile(mistakes.ID_PATTERN)
 
@@ -81,7 +82,9 @@ class DailyQuotas:
         """The own quotas of tenants, as last read."""
         self._day = now().date()
         self._pending: collections.Counter[tuple[dt.date, TenantId]] = collections.Counter()
-        """The events of this process that are not yet added to the counts in Postgres."""
+        """The events of this process that are not yet added to the counts in Postgres, without those of the write in flight."""
+        self._in_flight: collections.Counter[tuple[dt.date, TenantId]] = collections.Counter()
+        """The events of the write in flight. Empty: no write is in flight."""
         self._writing: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
 
@@ -138,7 +141,8 @@ class DailyQuotas:
     def _left(self, tenant: TenantId) -> int:
         """Return how many events of a tenant are left today; below 0 if the tenant has exceeded its quota."""
         today = self._today()
-        return self._quota(tenant) - self._sums.get(tenant, 0) - self._pending[today, tenant]
+        own = self._pending[today, tenant] + self._in_flight[today, tenant]
+        return self._quota(tenant) - self._sums.get(tenant, 0) - own
 
     def _today(self) -> dt.date:
         """Return the date, and forget the sums of an earlier day."""
@@ -160,10 +164,13 @@ class DailyQuotas:
         """
         day = self._today()
         self._pending.update({(day, tenant): count for tenant, count in events.items()})
-        for oldest in list(itertools.islice(self._pending, max(0, len(self._pending) - self._max_pending))):
-            del self._pending[oldest]
+        self._forget_oldest()
         if self._pending and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self._write_pending())
+
+    def _forget_oldest(self) -> None:
+        for oldest in list(itertools.islice(self._pending, max(0, len(self._pending) - self._max_pending))):
+            del self._pending[oldest]
 
     async def _write_pending(self) -> None:
         """Collect counts for `write_after_s` seconds and write them together; repeat this until no count is pending.
@@ -174,33 +181,51 @@ class DailyQuotas:
         while self._pending:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), wait_s)
-            counts = dict(self._pending)
             try:
-                sums = await self._write(counts, self._today())
+                with self._in_one_write() as counts:
+                    sums = await self._write(counts, self._today())
             except errors.FanoutError as exc:
-                tenants = sorted({tenant for (_, tenant), events in counts.items() if events})
-                named = {"tenant_ids": tenants[:MAX_NAMED]}
+                self._warn_of_unwritten(counts, exc)
                 if self._ending.is_set():
-                    log.warning(
-                        "Postgres did not confirm the counts of %d published events of %d tenants before this process stopped "
-                        "(%s). The daily quotas probably lack these events, so these tenants can publish as many more on that "
-                        "day. There is nothing to do about the counts",
-                        sum(counts.values()), len(tenants), exc, extra=named,
-                    )  # fmt: skip
                     return
-                log.warning(
-                    "published events of %d tenants are not counted in Postgres yet. This process keeps to their quotas by its "
-                    "own counts, and tries again every %g s until it stops: %s",
-                    len(tenants), self._retry_after_s, exc, extra=named,
-                )  # fmt: skip
                 wait_s = self._retry_after_s
                 continue
             wait_s = self._write_after_s
-            self._pending.subtract(counts)
-            for written in counts:
-                if not self._pending[written]:
-                    del self._pending[written]
             self._take(counts, sums)
+
+    @contextlib.contextmanager
+    def _in_one_write(self) -> Iterator[Counts]:
+        """Yield the pending counts, which are in flight in the `with` block. After an error, they are pending again."""
+        self._in_flight, self._pending = self._pending, collections.Counter()
+        try:
+            yield dict(self._in_flight)
+        except BaseException:
+            newer = self._pending
+            self._pending = self._in_flight
+            self._pending.update(newer)
+            self._forget_oldest()
+            raise
+        finally:
+            self._in_flight = collections.Counter()
+
+    def _warn_of_unwritten(self, counts: Counts, failure: errors.FanoutError) -> None:
+        tenants = sorted({tenant for (_, tenant), events in counts.items() if events})
+        named = {"tenant_ids": tenants[:MAX_NAMED]}
+        if not tenants:  # only quotas were to be read
+            return
+        if self._ending.is_set():
+            log.warning(
+                "Postgres did not confirm the counts of %d published events of %d tenants before this process stopped (%s). "
+                "The daily quotas probably lack these events, so these tenants can publish as many more on that day. There is "
+                "nothing to do about the counts",
+                sum(counts.values()), len(tenants), failure, extra=named,
+            )  # fmt: skip
+        else:
+            log.warning(
+                "published events of %d tenants are not counted in Postgres yet. This process keeps to their quotas by its "
+                "own counts, and tries again every %g s until it stops: %s",
+                len(tenants), self._retry_after_s, failure, extra=named,
+            )  # fmt: skip
 
     def _take(self, counts: Counts, sums: Sums) -> None:
         """Remember the sums and the own quotas of the tenants whose counts were written.

@@ -108,11 +108,20 @@ def test_an_unreachable_server_is_named_with_the_reason(said, shown):
     assert "\n" not in str(translated.value)
 
 
-@pytest.mark.parametrize(("host", "is_local"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.5", False)])
-def test_fanout_up_is_advised_for_a_server_of_this_machine(host, is_local):
+@pytest.mark.parametrize(
+    ("host", "reason", "is_advised"),
+    [
+        ("127.0.0.1", "Connection refused", True),
+        ("::1", "Connection refused", True),
+        ("localhost", "Connection refused", True),
+        ("10.0.0.5", "Connection refused", False),
+        ("127.0.0.1", 'FATAL:  database "nope" does not exist', False),
+    ],
+)
+def test_fanout_up_is_advised_where_no_server_listens_on_this_machine(host, reason, is_advised):
     with pytest.raises(errors.RegistryUnavailable) as translated, connect.translated_errors():
-        raise psycopg.OperationalError(f'connection to server at "{host}", port 5432 failed: Connection refused')
-    assert ("`fanout up` starts a Postgres" in str(translated.value)) is is_local
+        raise psycopg.OperationalError(f'connection to server at "{host}", port 5432 failed: {reason}')
+    assert ("`fanout up` starts a Postgres" in str(translated.value)) is is_advised
 
 
 def test_a_server_that_does_not_listen_is_named_by_its_address():

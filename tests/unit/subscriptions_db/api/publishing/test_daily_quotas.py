@@ -162,6 +162,43 @@ def test_a_larger_quota_counts_after_a_refusal_during_a_write(postgres):
     asyncio.run(run())
 
 
+def test_counts_that_are_forgotten_during_a_write_are_not_subtracted(postgres):
+    """Regression: counts that were forgotten while they were written made a later count negative."""
+
+    async def run():
+        began, may_end = asyncio.Event(), asyncio.Event()
+
+        async def write(counts, today):
+            assert min(counts.values()) > 0
+            began.set()
+            await may_end.wait()
+            return await postgres.add(counts, today)
+
+        process = Process(SimpleNamespace(add=write), max_pending=2)
+        await process.publish(["t1"] * 7)
+        await began.wait()
+        await process.publish(["t2", "t3", "t4"])
+        assert process.quotas.room(["t1"]).remaining == 3  # the events in flight count too
+        may_end.set()
+        await process.written()
+
+    asyncio.run(run())
+    assert {tenant: count for (_, tenant), count in postgres.events.items()} == {"t1": 7, "t3": 1, "t4": 1}
+
+
+def test_a_question_for_a_quota_that_postgres_does_not_answer_is_no_lost_count(postgres, caplog):
+    async def run():
+        process = Process(postgres)
+        await process.publish(["t1"] * 10)
+        await process.written()
+        postgres.is_away = True
+        process.refusal(["t1"])
+        await process.quotas.end(None)
+
+    asyncio.run(run())
+    assert caplog.records == []
+
+
 def test_counts_are_written_together_and_not_by_request(postgres):
     async def run():
         process = Process(postgres, max_per_day=10_000)
