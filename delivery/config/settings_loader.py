@@ -17,7 +17,7 @@ import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import pydantic
 
@@ -33,8 +33,16 @@ NO_SETTINGS = frozenset({f"{PREFIX}CONFIG", f"{PREFIX}IMAGE"})
 IN_A_FILE = "_file"
 """Suffix of a variable, in lower case. The variable's value is the path of a file with the setting's value."""
 
-_Layer: TypeAlias = tuple[str, Mapping[str, Any]]
-"""The path of a file, or PREFIX for the environment, and the settings by area that come from it."""
+
+class _Layer(NamedTuple):
+    """The settings of one file, or of the environment."""
+
+    areas: Mapping[str, Any]
+    """The settings by area, unchecked."""
+    file: str = ""
+    """The path of the file. Empty: the environment."""
+    variables: Mapping[tuple[str, str], str] = {}
+    """The variable by area and field, as written in the environment. Empty for a file."""
 
 
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
@@ -53,16 +61,14 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
             f"there is no settings file {named}, so nothing was started: name an existing one with --config or {PREFIX}CONFIG"
         )
     files = (root / LOCAL_FILE, root / "fanout.toml") if named is None else (named,)
-    layers: list[_Layer] = [(str(path), _parsed(path)) for path in files if path.is_file()]
-    layers.append((PREFIX, _from_environment(environ)))
+    layers = [_Layer(_parsed(path), str(path)) for path in files if path.is_file()] + [_from_environment(environ)]
     merged: dict[str, dict[str, Any]] = {}
-    for _, layer in layers:
-        _merge(merged, layer)
+    for layer in layers:
+        _merge(merged, layer.areas)
     try:
         return settings.Settings.model_validate(merged)
     except pydantic.ValidationError as exc:
-        found = (_explain(error, layers, environ) for error in exc.errors(include_url=False))
-        raise errors.SettingsError("\n".join(found)) from None
+        raise errors.SettingsError("\n".join(_explain(error, layers) for error in exc.errors(include_url=False))) from None
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -87,23 +93,25 @@ def _merge(into: dict[str, dict[str, Any]], layer: Mapping[str, Any]) -> None:
             known.update(fields)
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    layer: dict[str, dict[str, str]] = {}
+def _from_environment(environ: Mapping[str, str]) -> _Layer:
+    areas: dict[str, dict[str, str]] = {}
+    variables: dict[tuple[str, str], str] = {}
     known = settings.known_names()
     for name, given in environ.items():
         if not name.startswith(PREFIX) or name in NO_SETTINGS:
             continue
         area, field = _area_and_field(name.removeprefix(PREFIX).lower())
-        if not field.endswith(IN_A_FILE) or f"{area}.{field}" in known:
-            layer.setdefault(area, {})[field] = given
-            continue
-        if name.removesuffix(IN_A_FILE.upper()) in environ:
-            raise errors.SettingsError(
-                f"the environment has {name}, and the same name without {IN_A_FILE.upper()}: keep one of them. Nothing was "
-                "started"
-            )
-        layer.setdefault(area, {})[field.removesuffix(IN_A_FILE)] = _content_of(Path(given), name)
-    return layer
+        value = given
+        if field.endswith(IN_A_FILE) and f"{area}.{field}" not in known:
+            if name.removesuffix(IN_A_FILE.upper()) in environ:
+                raise errors.SettingsError(
+                    f"the environment has {name}, and the same name without {IN_A_FILE.upper()}: keep one of them. Nothing was "
+                    "started"
+                )
+            field, value = field.removesuffix(IN_A_FILE), _content_of(Path(given), name)
+        areas.setdefault(area, {})[field] = value
+        variables[area, field] = name
+    return _Layer(areas, variables=variables)
 
 
 def _area_and_field(name: str) -> tuple[str, str]:
@@ -137,14 +145,14 @@ def _cause(exc: OSError | UnicodeDecodeError) -> str:
     return exc.strerror or "no cause is known" if isinstance(exc, OSError) else "it is not text in UTF-8"
 
 
-def _explain(error: Any, layers: Sequence[_Layer], environ: Mapping[str, str]) -> str:
+def _explain(error: Any, layers: Sequence[_Layer]) -> str:
     """Turn one pydantic error into a line that names the setting, the file or variable that it comes from, and the problem.
 
     For an unknown setting or area, the line also names the known one with the nearest name.
     """
     location = [str(part) for part in error["loc"]]
     name = ".".join(location)
-    setting = f"setting {name}{_source(location, layers, environ)}"
+    setting = f"setting {name}{_source(location, layers)}"
     if error["type"] != "extra_forbidden":
         problem = refused_values.explained(error, {})
         return f"{setting}: {problem}{'' if problem.endswith('?') else '.'} Nothing was started"
@@ -153,14 +161,18 @@ def _explain(error: Any, layers: Sequence[_Layer], environ: Mapping[str, str]) -
     return f"{setting} is not known, so nothing was started; did you mean {nearest[0]}? `fanout config` lists all settings"
 
 
-def _source(location: list[str], layers: Sequence[_Layer], environ: Mapping[str, str]) -> str:
-    """Return the file or the variable that the setting comes from, in brackets. Empty: a whole area, or no layer has it."""
+def _source(location: list[str], layers: Sequence[_Layer]) -> str:
+    """Return the file or the variables that the setting or the whole area comes from, in brackets. Empty: a default."""
     area, *field = location[:2]
-    for source, layer in reversed(layers):
-        if not field or not isinstance(fields := layer.get(area), Mapping) or field[0] not in fields:
-            continue
-        if source != PREFIX:
-            return f" ({source})"
-        variable = f"{PREFIX}{area}_{field[0]}".upper()
-        return f" ({variable if variable in environ else variable + IN_A_FILE.upper()})"
+    for layer in reversed(layers):
+        fields = layer.areas.get(area, {})
+        is_here = field[0] in fields if field and isinstance(fields, Mapping) else not field and _is_wrong(area, fields)
+        if is_here:
+            names = [name for (of, at), name in layer.variables.items() if of == area and field in ([], [at])]
+            return f" ({layer.file or ', '.join(names)})"
     return ""
+
+
+def _is_wrong(area: str, fields: Any) -> bool:
+    """Return True for an area that is unknown, or that is no table."""
+    return bool(fields) if area not in settings.Settings.model_fields else not isinstance(fields, Mapping)

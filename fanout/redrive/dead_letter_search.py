@@ -231,7 +231,10 @@ def show(console: rich.console.Console, found: Found) -> None:
             f"{found.letter.attempts_omitted} earlier attempts are not in the dead letter; the attempts topic has them until "
             "they expire"
         )
-    console.print(found.letter.payload().decode(errors="replace"))
+    try:
+        console.print(found.letter.payload().decode(errors="replace"))
+    except ValueError as exc:  # another program wrote it
+        console.print(f"the payload cannot be shown ({exc}), so the job did not write this dead letter; --json shows it all")
 
 
 def export(reader: DeadLetterReader, selection: Selection, to: _Writable, limit: int | None = None) -> int:

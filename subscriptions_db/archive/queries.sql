@@ -622,10 +622,12 @@ on conflict (endpoint_id) do update
 set customer_id = excluded.customer_id, condition = excluded.condition, wake_at = excluded.wake_at;
 
 -- name: recently_disabled_endpoints
--- Endpoints disabled since a time whose `disabled` event is not recorded yet.
+-- Endpoints whose `disabled` event is not recorded yet, and has been due since a time. It is due at once, or quiet_s seconds after
+-- the last such event of the endpoint.
 select endpoint_id, e.customer_id, e.disabled_at, e.disabled_reason
 from endpoints e left join endpoint_conditions c using (endpoint_id)
-where e.status = 'disabled' and e.disabled_at > %(since)s
+where e.status = 'disabled'
+  and greatest(e.disabled_at, (c.condition ->> 'disabled_told_at')::timestamptz + %(quiet_s)s * interval '1 second') > %(since)s
   and (c.condition ->> 'disabled_at')::timestamptz is distinct from e.disabled_at
 order by e.disabled_at;
 

@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 import psycopg.conninfo
@@ -34,6 +34,18 @@ HALF_OPEN_MS = 11_000
 _PREPARED_STATEMENT_CHECK = "RevalidateCachedQuery"
 """The function of Postgres that refuses a prepared statement whose columns have changed ("cached plan must not change result
 type"). The text of the message depends on the server's `lc_messages`."""
+
+
+class PooledConnection(psycopg.Connection[dict[str, Any]]):
+    """A connection of a pool. A pool logs the error of a connection that cannot be opened, so the error has no password."""
+
+    @classmethod
+    def connect(cls, conninfo: str = "", **options: Any) -> Self:
+        """Open a connection. Raise OperationalError with the server and the reason only."""
+        try:
+            return super().connect(conninfo, **options)
+        except psycopg.OperationalError as exc:
+            raise psycopg.OperationalError(_reason(exc)) from None
 
 
 @contextlib.contextmanager
@@ -205,7 +217,7 @@ def translated_errors() -> Iterator[None]:
 
 def _unavailable(exc: psycopg.Error) -> errors.RegistryUnavailable:
     """Return the error for a server that failed, cannot be reached, or ended the connection."""
-    said = exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
+    said = _reason(exc)
     if cure := _CURES.get((exc.sqlstate or "")[:2]):
         return errors.RegistryUnavailable(
             f"the server of Postgres failed ({_said(said)}), and the transaction was rolled back. {cure}"
@@ -215,6 +227,11 @@ def _unavailable(exc: psycopg.Error) -> errors.RegistryUnavailable:
         f"Postgres cannot be reached ({said}). A transaction that was not yet committing wrote nothing. Check that Postgres "
         f"runs, and that the connection URL (database.url, for the API api.database_url) leads to it{local}"
     )
+
+
+def _reason(exc: psycopg.Error) -> str:
+    """Return the message of the server, or the server that cannot be reached with the reason, or the class of the error."""
+    return exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ ENGINE = """#!/bin/sh
 echo "$(basename "$0") $*" >>"$CALLS"
 case "$1 $2" in
 "save --quiet") [ "$(basename "$0")" = podman ] || { echo "unknown flag: --quiet" >&2; exit 125; } ;;
+"info ") [ ! -f "$CALLS.refusal" ] || { cat "$CALLS.refusal" >&2; exit 1; } ;;
 "image inspect") [ -f "$CALLS.label" ] || exit 1; cat "$CALLS.label" ;;
 esac
 """
@@ -135,3 +136,11 @@ def test_the_pinned_helm_goes_before_one_on_the_path(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert "HELM=/home/somebody/.cache/fanout/bin/helm " in done.stdout
     assert str(tmp_path) not in done.stdout
+
+
+def test_a_docker_that_cannot_be_used_is_named_with_its_reason(docker):
+    """Regression: the script went on, and ended in the middle of a build."""
+    docker.calls.with_suffix(".refusal").write_text("permission denied")
+    done = docker.run("sbom")
+    assert done.returncode == 1
+    assert "docker cannot be used (permission denied): start its daemon" in done.stderr

@@ -45,6 +45,7 @@ class Store:
             options = connect.options(url, database, application_name="fanout api")
         self._pool: psycopg_pool.ConnectionPool[connect.Connection] = psycopg_pool.ConnectionPool(
             url,
+            connection_class=connect.PooledConnection,
             min_size=0,
             max_size=config.api.max_connections,
             timeout=wait_s,
@@ -146,8 +147,8 @@ class Store:
                 # Connections suffice for the requests at once (`api.max_connections` bounds both), so Postgres is the cause.
                 raise errors.RegistryUnavailable(
                     f"Postgres cannot be reached: no connection opened within {self._pool.timeout:g} s, and nothing was asked. "
-                    "A warning of psycopg.pool in this log says why. Check that Postgres runs, and that the connection URL "
-                    "(api.database_url, or else database.url) leads to it"
+                    "A warning of psycopg.pool, at most `database.connect_timeout_s` later, says why. Check that Postgres "
+                    "runs, and that the connection URL (api.database_url, or else database.url) leads to it"
                 ) from None
             yield connection
 

@@ -22,8 +22,8 @@ from subscriptions_db.postgres.sql import query
 MAX_EVENTS = 1000
 """Maximum events in one page of the outbox."""
 LATE_S = 86_400
-"""Seconds after which it is too late to report that an endpoint was disabled, beside the `quiet_s` by which the report may be
-delayed. Otherwise, switching operational events on would report endpoints that were disabled long ago."""
+"""Seconds after which it is too late for a due report that an endpoint was disabled. Otherwise, switching operational events on
+would report endpoints that were disabled long ago."""
 
 
 class OutboxEvent(NamedTuple):
@@ -65,10 +65,10 @@ def record(connection: connect.Connection, signals: Sequence[Signal], policy: Po
 def record_due(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
     """Apply, in a transaction of its own, the signals that come from no record of a topic.
 
-    1. An endpoint was disabled within the last LATE_S + `policy.quiet_s` seconds, and no operational event has reported that.
+    1. An endpoint was disabled, no operational event has reported that, and the report has been due for at most LATE_S seconds.
     2. An endpoint has dead letters that are due to be reported.
     """
-    asked = {"now": now, "since": now - dt.timedelta(seconds=LATE_S + policy.quiet_s)}
+    asked = {"now": now, "since": now - dt.timedelta(seconds=LATE_S), "quiet_s": policy.quiet_s}
     with connect.translated_errors(), connection.transaction():
         disabled = [
             Signal(

@@ -322,6 +322,16 @@ def test_a_quiet_time_of_days_delays_the_report_of_a_disabled_endpoint(connectio
         assert [event.data["reason"] for event in waiting] == ["gone", "again"]
 
 
+def test_a_long_quiet_time_reports_no_endpoint_that_was_disabled_long_ago(connection):
+    """Otherwise, switching operational events on would report them all."""
+    connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
+    endpoint_status.disable(connection, "ep1", "gone")
+    now = dt.datetime.now(dt.UTC) + dt.timedelta(days=10)
+    outbox.record_due(connection, POLICY._replace(quiet_s=30 * 86_400), now=now)
+    with outbox.claim_page(connection) as waiting:
+        assert waiting == []
+
+
 def test_an_endpoint_disabled_long_ago_is_not_reported(connection):
     connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
     endpoint_status.disable(connection, "ep1", "gone")

@@ -158,9 +158,14 @@ def test_a_wrong_value_is_explained_without_patterns_and_types(folder, given, pr
 
 def test_the_file_or_variable_of_a_wrong_value_is_named(folder):
     (folder / ".fanout" / "local.toml").write_text('[metrics]\nport = "a"\nhost = 1\n[api]\nport = "a"\ncolour = 1\n')
-    (folder / "fanout.toml").write_text('[metrics]\nport = "b"\n[spark]\nparallelism = "b"\n')
+    (folder / "fanout.toml").write_text('retry = 1\n[metrics]\nport = "b"\n[spark]\nparallelism = "b"\n')
     (folder / "mounted").write_text("d")
-    given = {"FANOUT_SPARK_PARALLELISM": "c", "FANOUT_METRICS_LAG_INTERVAL_S_FILE": str(folder / "mounted")}
+    given = {
+        "FANOUT_SPARK_PARALLELISM": "c",
+        "FANOUT_METRICS_LAG_INTERVAL_S_FILE": str(folder / "mounted"),
+        "FANOUT_logs_level": "e",
+        "FANOUT_NONE_SUCH": "f",
+    }
     with pytest.raises(errors.SettingsError) as refused:
         settings_loader.read(given, root=folder)
     sources = dict(re.findall(r"setting (\S+) \((\S+)\)", str(refused.value)))
@@ -171,6 +176,9 @@ def test_the_file_or_variable_of_a_wrong_value_is_named(folder):
         "api.colour": str(folder / ".fanout" / "local.toml"),
         "spark.parallelism": "FANOUT_SPARK_PARALLELISM",
         "metrics.lag_interval_s": "FANOUT_METRICS_LAG_INTERVAL_S_FILE",
+        "logs.level": "FANOUT_logs_level",
+        "retry": str(folder / "fanout.toml"),
+        "none": "FANOUT_NONE_SUCH",
     }
 
 

@@ -152,3 +152,15 @@ def test_retry_for_waits_for_a_server_that_is_starting():
     answers[:] = [errors.RegistryUnavailable("away 1")]
     with pytest.raises(errors.RegistryUnavailable, match="away 1"):
         connect.retry_for(0)(ask)
+
+
+def test_a_pool_logs_no_part_of_a_password():
+    """Regression: libpq takes what follows an `@` in a password for the host, and its error names the host."""
+    with pytest.raises(psycopg.OperationalError) as refused:
+        connect.PooledConnection.connect("postgresql://u:hunter1@hunter2@127.0.0.1:1/x")
+    assert "hunter" not in str(refused.value)
+
+
+def test_a_pool_logs_the_server_and_the_reason():
+    with pytest.raises(psycopg.OperationalError, match=r"127\.0\.0\.1 port 1 Connection refused"):
+        connect.PooledConnection.connect("postgresql://u:hunter2@127.0.0.1:1/x")
