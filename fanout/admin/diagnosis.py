@@ -198,7 +198,7 @@ def _registry(config: settings.Settings) -> str:
         raise errors.RegistrationError(
             "",
             f"{len(faults)} rows are quarantined: deliveries to such an endpoint wait, and events of such a subscription are "
-            f"skipped. {shown}. Add a key that is missing to keys.ring; correct any other fault with `fanout apply`",
+            f"skipped. {shown}. Do what a fault says, or else correct its row with `fanout apply`",
         )
     counts = f"revision {read.revision}, {len(read.endpoints)} endpoints, {len(read.subscriptions)} subscriptions"
     if not other_keys:

@@ -57,11 +57,11 @@ class Notifier:
             if once:
                 raise
             log.warning(
-                "operational events wait in Postgres, and are tried again in %.0f s; archiving, redrives and replays continue: "
-                "%s. If this is logged again, check that Kafka answers, and that the archiver has the rights create and write "
-                "on topic %s (setting operations.topic)",
-                PAUSE_S,
+                "operational events could not be published (%s). They wait in Postgres, and are tried again in %.0f s. "
+                "Archiving, redrives and replays do not wait for them. If this is logged again, check that Kafka answers, and "
+                "that the archiver has the rights create and write on topic %s (setting operations.topic)",
                 exc,
+                PAUSE_S,
                 topic,
             )
             self._has_topic, self._allowed_at = False, self._clock() + PAUSE_S

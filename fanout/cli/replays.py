@@ -107,8 +107,9 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
         with connection.transaction():
             before = _found(connection, replay_id)
             if not requests.cancel(connection, before.customer_id, replay_id, now=dt.datetime.now(dt.UTC)):
+                state = _found(connection, replay_id).state  # it may have changed since `before`
                 raise errors.RegistrationError(
-                    replay_id, f"is {before.state} already, so there is nothing to cancel, and nothing was changed"
+                    replay_id, f"is {state} already, so there is nothing to cancel, and nothing was changed"
                 )
             audit_entries.note(
                 connection, audit_entries.COMMAND, "cancel", "replay", replay_id, customer_id=before.customer_id,

@@ -107,8 +107,8 @@ class Follower:
         if cause != self._failure or now - at >= WARN_EVERY_S:
             self._warned = (self._failure, now)
             log.warning(
-                "delivery is paused: %s. More than snapshot.max_age_s has passed since, and events wait in Kafka. "
-                "Delivery resumes when the registry can be read again: do what the reason says, or check Postgres", reason,
+                "delivery is paused: %s. Such a registry is older than snapshot.max_age_s, so events wait in Kafka. Delivery "
+                "resumes by itself when the registry can be read again: do what the reason says, or check Postgres", reason,
             )  # fmt: skip
 
     @property
@@ -220,7 +220,8 @@ class Follower:
         for row, fault in self._faults.items() - before.items():
             log.warning(
                 "quarantined: %s: %s. Deliveries to a quarantined endpoint wait, and events of a quarantined subscription are "
-                "skipped. Correct the row with `fanout apply`. If a key is missing, add it to keys.ring, and restart the job",
+                "skipped. Do what the fault says, or else correct the row with `fanout apply`. After a change of keys.ring, "
+                "restart the job",
                 row, fault,
             )  # fmt: skip
 

@@ -72,7 +72,7 @@ class Checkpoint:
         begun, committed = recovery.newest(spark, folder)
         if committed < 0 <= begun:
             raise errors.LaneFailed(
-                f"{folder} has committed nothing yet, so there is no position to move, and nothing was changed. Move the "
+                f"{folder} has committed nothing yet, so there is no position to move, and no loss was accepted. Move the "
                 "folder elsewhere, and start the job with source.starting_offsets = earliest: the lane begins at the first "
                 "record that Kafka holds, and may repeat deliveries"
             )
@@ -118,8 +118,8 @@ class Checkpoint:
         lines = (read(self._spark, name) or "").splitlines()
         if len(lines) != _LINES:
             raise errors.LaneFailed(
-                f"{name} is damaged, or another version of Spark wrote it. Nothing was changed: restore a backup of the lane's "
-                "folder (docs/operations.md)"
+                f"{name} is damaged, or another version of Spark wrote it. fanout did not change the file. After a change of "
+                "fanout's version, start the earlier one. Otherwise restore a backup of the lane's folder (docs/operations.md)"
             )
         return lines
 

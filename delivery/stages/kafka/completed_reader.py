@@ -93,9 +93,9 @@ def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[comp
                         rows += 1
     except Exception as exc:  # noqa: BLE001  # any failure, a missing file included: this log only prevents repeats
         log.warning(
-            "not all results of an interrupted micro-batch could be read from the topics %s (%s). The lane continues, and "
-            "deliveries whose results were not read may be sent again, with the same webhook-id. Check that Kafka answers, and "
-            "that the job has the right to read these topics", _listed(found, work_log), exc,
+            "not all results since the last commit could be read from the topics %s (%s). The lane continues, and deliveries "
+            "whose results were not read may be sent again, with the same webhook-id. Check that Kafka answers, and that the "
+            "job has the right to read these topics", _listed(found, work_log), exc,
         )  # fmt: skip
     if found.unreadable:
         log.warning(
@@ -106,7 +106,7 @@ def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[comp
             found.unreadable, _listed(found, work_log),
         )  # fmt: skip
     log.info(
-        "%d deliveries or leases of the interrupted micro-batch had ended: they are not repeated (%d rows of the topics "
+        "%d deliveries or leases, of any lane, had ended before this run: they are not repeated (%d records of the topics "
         "%s read in %.1f s)",
         len(found.completed), rows, _listed(found, work_log), time.monotonic() - began,
     )  # fmt: skip
@@ -151,8 +151,7 @@ def messages(
         if batch and is_patient:
             until = time.monotonic() + bounds.read_s
         yield from (message for message in batch if message.error() is not None or message.value() is not None)
+    why = "no message came for {:.0f} s" if is_patient else "the {:.0f} s for all topics of results are over"
     raise errors.KafkaUnavailable(
-        f"topic {topic} was not read to its end {'because no message came for' if is_patient else 'within'} "
-        f"{bounds.read_s:.0f} s: "
-        "check that Kafka answers and is not overloaded"
+        f"topic {topic} was not read to its end: {why.format(bounds.read_s)}. Check that Kafka answers and is not overloaded"
     )

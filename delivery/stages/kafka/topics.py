@@ -101,7 +101,7 @@ def ensure(
             _await_creation(created)
         _await_leaders(admin, {topic.topic for topic in missing}, kafka.bootstrap_servers, timeout_s=timeout_s)
     except KafkaException as exc:
-        raise unavailable(kafka, exc, f"to list topics and to create {', '.join(wanted)}") from exc
+        raise unavailable(kafka, exc, f"to list topics, or to create those of {', '.join(wanted)} that do not exist") from exc
 
 
 def names(kafka: settings.KafkaSettings, timeout_s: float = TIMEOUT_S) -> frozenset[str]:

@@ -60,8 +60,9 @@ class Network:
             self._changing.notify_all()
         if self._health.is_broken and self._health is not before:
             log.error(
-                "%d of %d destinations of several customers cannot be reached, so our own network is broken. All lanes pause "
-                "for %.0f s and then try again. No endpoint is disabled. Check this network's routes, firewall, DNS and proxy",
+                "%d of %d destinations of several customers did not respond, so our own network is probably broken. All lanes "
+                "pause for %.0f s and then try again. No endpoint is disabled. Check this network's routes, firewall, DNS and "
+                "proxy, and the workers' limit of open files (ulimit -n)",
                 seen.unreachable, seen.asked, self._health.pause_s,
             )  # fmt: skip
         elif before.is_broken and not self._health.is_broken:

@@ -190,8 +190,8 @@ def running(
         yield spark
     except GONE as exc:
         raise errors.LaneFailed(
-            "Spark's JVM has ended unexpectedly: it was killed, or ran out of memory. All lanes stop. Committed work is kept: "
-            "check the memory (spark.driver_memory, the container's limit), and start again"
+            "Spark's JVM has ended unexpectedly, and everything that ran in it has stopped. Probably it was killed, or ran out "
+            "of memory. Committed work is kept: check the memory (spark.driver_memory, the container's limit), and start again"
         ) from exc
     finally:
         _end(spark)
@@ -207,8 +207,9 @@ def _end(spark: SparkSession) -> None:
         spark.stop()
     except (Py4JError, OSError) as gone:
         log.warning(
-            "Spark's JVM had ended before it was stopped (%s). Committed work is kept, and the next start continues after it. "
-            "If nobody killed the JVM, check its memory (spark.driver_memory, the container's limit)", gone,
+            "Spark could not be stopped in order (%s), probably because its JVM had ended before. Committed work is kept, and "
+            "the next start continues after it. If nobody killed the JVM, check its memory (spark.driver_memory, the "
+            "container's limit)", gone,
         )  # fmt: skip
 
 

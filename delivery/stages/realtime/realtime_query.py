@@ -291,7 +291,7 @@ class RealtimeLane:
                 looked_at, before = now, self._topics.partitions
                 self._topics.find()
                 if self._topics.partitions != before and query.mode is mode_switch.Mode.REALTIME:
-                    log.info("lane %s restarts for %d partitions of its topics", NAME, self._topics.total)
+                    log.info("lane %s restarts its query: its topics now have %d partitions", NAME, self._topics.total)
                     return QueryEnd.REPLAN
             reported = self._report_progress(query, watch, reported)
             time.sleep(POLL_S)

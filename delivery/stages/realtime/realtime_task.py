@@ -194,7 +194,8 @@ class RealtimeTask:
         except Exception as exc:  # otherwise the failure would show only at the task's end, minutes later
             log.exception(
                 "task %d of lane realtime could not write its results: the task fails, and the lane restarts its query. Check "
-                "that Kafka answers, and that the job may write the result topics",
+                "that Kafka answers, and that the job may write the result topics. After any other error send this traceback "
+                "to the maintainers of the platform",
                 self._number,
             )
             self._lane.fail(exc)

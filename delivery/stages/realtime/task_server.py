@@ -193,8 +193,8 @@ class TaskServer:
                 connection.close()
                 log.warning(
                     "the real-time lane closed a new connection from %s: the driver has more than %d threads "
-                    "(MAX_CONNECTIONS), and each connection takes one. If it was a task, its query restarts. Let "
-                    "`source.realtime_pattern` match fewer partitions, and limit access to the port realtime.port",
+                    "(MAX_CONNECTIONS), and each connection takes one. If it was a task, the lane restarts its query or "
+                    "ends. Let `source.realtime_pattern` match fewer partitions, and limit access to the port realtime.port",
                     host, self._max_connections,
                 )  # fmt: skip
                 continue

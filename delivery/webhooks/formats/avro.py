@@ -58,8 +58,9 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
             content = read(stream, schema, None)[_VALUE]
             written = orjson.dumps(content, default=_plain, option=orjson.OPT_UTC_Z)
         except Exception as exc:  # broken bytes raise errors of many classes, and none may leave: one record is at fault
-            problem = f"the value does not decode by its Avro schema ({type(exc).__name__}: {exc}"[:150]
-            raise errors.EventRejected("undecodable", f"{problem}): use an Avro serializer of the schema registry") from exc
+            problem = f"the value does not decode by its Avro schema ({type(exc).__name__}: {exc}"[:130]
+            cure = "use an Avro serializer, dates of years 1 to 9999 and less nesting"
+            raise errors.EventRejected("undecodable", f"{problem}): {cure}") from exc
         if stream.tell() != len(body):
             raise errors.EventRejected(
                 "undecodable",

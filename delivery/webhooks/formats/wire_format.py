@@ -63,7 +63,8 @@ def message_indexes(body: bytes) -> tuple[tuple[int, ...], bytes]:
     count, position = _varint(body, 0)
     if not 0 <= count <= len(body):  # each index has at least one byte
         raise errors.EventRejected(
-            "bad_frame", f"the frame counts {count} message indexes, and {len(body)} bytes follow: use a Protobuf serializer"
+            "bad_frame",
+            f"the value announces {count} message indexes, and {len(body) - position} bytes follow: use a Protobuf serializer",
         )
     indexes = []
     for _ in range(count):

@@ -222,9 +222,9 @@ class DailyQuotas:
             )  # fmt: skip
         else:
             log.warning(
-                "published events of %d tenants are not counted in Postgres yet. This process keeps to their quotas by its "
-                "own counts, and tries again every %g s until it stops: %s",
-                len(tenants), self._retry_after_s, failure, extra=named,
+                "Postgres did not confirm the counts of published events (%s): events of %d tenants are probably not counted in "
+                "Postgres yet. This process keeps to the quotas by its own counts, and tries again every %g s until it stops",
+                failure, len(tenants), self._retry_after_s, extra=named,
             )  # fmt: skip
 
     def _take(self, counts: Counts, sums: Sums) -> None:

@@ -241,7 +241,7 @@ class EventProducer:
                 made = kafka_clients.producer(self._kafka, _OPTIONS, ours)
             except (errors.SettingsError, confluent_kafka.KafkaException) as exc:
                 raise errors.KafkaUnavailable(
-                    f"no Kafka client can be made. Check the settings of the area kafka: {exc}"
+                    f"no Kafka client can be made ({exc}). Correct the settings of the area kafka, and restart the API"
                 ) from exc
             self._current[is_alone] = made
         return self._current[is_alone]

@@ -129,8 +129,8 @@ class Publishing:
                 missing = await self._topics.missing(frozenset(event.topic for event in events))
             except errors.KafkaUnavailable as exc:
                 log.warning(
-                    "%d events of API key %s are answered with 503 (%s). Nothing was published, and the answer asks the sender "
-                    "to send them again", len(events), principal.key_id, exc,
+                    "%d events of the API key or token %s are answered with 503 (%s). Nothing was published, and the answer "
+                    "asks the sender to send them again", len(events), principal.key_id, exc,
                 )  # fmt: skip
                 raise problems.unavailable(UNLISTED) from exc
             checks.require_topics(events, missing)
@@ -145,8 +145,8 @@ class Publishing:
             except errors.KafkaUnavailable as exc:
                 # The text of Kafka goes to the log only: it may name hosts.
                 log.warning(
-                    "%d events of API key %s are answered with 503. Kafka may have some of them, and the answer asks the "
-                    "sender to send all again with the same ids: %s", len(events), principal.key_id, exc,
+                    "%d events of the API key or token %s are answered with 503 (%s). Kafka may have some of them, and the "
+                    "answer asks the sender to send all again with the same ids", len(events), principal.key_id, exc,
                 )  # fmt: skip
                 raise problems.unavailable(UNCONFIRMED) from exc
         metrics.API_EVENTS.inc(len(accepted))
