@@ -156,9 +156,9 @@ class Archiver:
         self._failures += 1
         self._pause_reason = str(exc)
         log.warning(
-            "the archive pauses for %.1f s, then tries again: %s. Until then redrives, replays and operational events wait. "
+            "%s. So the archive pauses for %.1f s, then tries again. Until then redrives, replays and operational events wait. "
             "Deliveries do not depend on the archive; if Kafka does not answer, look at the job too",
-            pause_s(self._failures), exc,
+            exc, pause_s(self._failures),
         )  # fmt: skip
         self._stop.wait(pause_s(self._failures))
 
@@ -167,9 +167,10 @@ class Archiver:
         for place, start in source.begin(archived_until).items():
             if start.is_recreated:
                 log.error(
-                    "%s:%d ends before the records that were archived: its topic was deleted and created again, or its newest "
-                    "records were lost. The partition is archived from its first record, and the rows stay. If nobody meant to "
-                    "delete the topic, find out who did, or which broker lost records", *place,
+                    "%s:%d ends before the offset up to which it was archived. Its topic was deleted and created again, or its "
+                    "newest records were lost, or kafka.bootstrap_servers names another cluster. The partition is archived "
+                    "from its first record, and the rows stay. If nobody meant this, find out who deleted the topic, which "
+                    "broker lost records, or who changed the setting", *place,
                 )  # fmt: skip
                 writer.restart_partition(connection, place, archived_until[place])
             if start.lost:
@@ -236,10 +237,11 @@ class Archiver:
             if once:
                 raise
             log.warning(
-                "redrives and replays pause for %.0f s; archiving continues: %s. If this is logged again, check that Kafka and "
-                "the schema registry answer, and that the archiver may write the retries topic and the attempts topic",
-                LONGEST_PAUSE_S,
+                "%s. So redrives and replays pause for %.0f s, and archiving continues. If this is logged again, check that "
+                "Kafka and the schema registry answer, and that the archiver may write the retries topic and the attempts "
+                "topic",
                 exc,
+                LONGEST_PAUSE_S,
             )
             self._steps_allowed_at = time.monotonic() + LONGEST_PAUSE_S
         metrics.ARCHIVE_REDRIVEN.inc(redriven)

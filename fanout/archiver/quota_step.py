@@ -85,8 +85,8 @@ class QuotaLooks:
         log.warning(
             "the archive cannot check the quotas: %s. Archiving continues, and the archive checks again later. Until then, a "
             "newly reached quota is not reported and refuses no replays. If a right is missing, grant the rights of "
-            "docs/operations.md. A statement of the check may take %.0f s: if that is too short, run `vacuum` on dead_letters, "
-            "or lower `api.max_dead_letters_per_customer`",
+            "docs/operations.md. A statement of the check may take %.0f s, or database.statement_timeout_s if that is shorter. "
+            "If that is too short, run `vacuum` on dead_letters, or lower `api.max_dead_letters_per_customer`",
             reason,
             self._look_timeout_s,
         )

@@ -127,8 +127,8 @@ def _fetch(ivy_file: Path, into: Path, *options: str) -> None:
     if done.returncode or not list((into / "broker").glob("kafka_*.jar")):
         problem = next((line.strip() for line in done.stdout.splitlines() if "not found" in line or "ERROR" in line), "")
         raise errors.LocalStackError(
-            "the jars could not be downloaded from Maven Central, so nothing was started: check the network, and try again"
-            + (f" ({problem})" if problem else "")
+            f"the jars could not be downloaded from Maven Central{f' ({problem})' if problem else ''}, so nothing was started: "
+            "check the network, and try again"
         )
 
 

@@ -145,9 +145,9 @@ def retry_for(seconds: float) -> tenacity.Retrying:
 def _log_wait(state: tenacity.RetryCallState) -> None:
     if state.outcome is not None:
         log.warning(
-            "the registry cannot be read or changed, and deliveries that need it wait; trying again within %d s: %s",
-            LONGEST_WAIT_S,
+            "the registry could not be read or changed: %s. Deliveries that need it wait. The next try follows within %d s",
             state.outcome.exception(),
+            LONGEST_WAIT_S,
         )
 
 
@@ -176,8 +176,9 @@ def translated_errors() -> Iterator[None]:
     except psycopg.errors.UntranslatableCharacter as exc:  # JSON may have the character U+0000, and Postgres may not
         raise errors.RegistrationError(
             "",
-            "a text in the document or request contains the character NUL (U+0000), which Postgres cannot store. Nothing of "
-            "the change was written. Search for \\u0000, in YAML also for \\0, delete each, and send the change again",
+            "a text in the document or request contains a character that Postgres cannot store, probably NUL (U+0000). Nothing "
+            "of the change was written. Search for \\u0000, in YAML also for \\0, delete each, and send the change again. If "
+            "there is none, use a database with the encoding UTF8",
         ) from exc
     except psycopg.DataError as exc:
         raise errors.RegistrationError(

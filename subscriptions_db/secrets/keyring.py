@@ -111,9 +111,9 @@ def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
             opens[row["key_id"]] = True
     if wrong := sorted(key_id for key_id, is_right in opens.items() if not is_right):
         raise errors.SettingsError(
-            "setting keys.ring does not fit the registry: no secret can be opened of those that were sealed with key "
-            f"{', '.join(wrong)}. Nothing was started or changed. Put the key that sealed them into keys.ring. After that, "
-            "`fanout keys rotate` can re-seal them with another key"
+            "setting keys.ring does not fit the registry: of the secrets that were sealed with key "
+            f"{', '.join(wrong)}, none of a sample can be opened. Nothing was changed. Put the key that sealed them into "
+            "keys.ring, and start again. After that, `fanout keys rotate` can re-seal them with another key"
         )
 
 

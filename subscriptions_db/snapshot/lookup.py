@@ -55,7 +55,7 @@ class PostgresReader:
 
     def tenants(self, tenant_ids: Collection[TenantId]) -> Snapshot:
         """Return those of these tenants that are registered. Waits for Postgres without a time limit."""
-        wanted = f"{len(tenant_ids)} tenants"
+        wanted = f"tenants ({len(tenant_ids)})"
         return self._patiently(self._read, lambda connection, *_: registry_reader.read_tenants(connection, tenant_ids), wanted)
 
     def _read(self, read: Callable[[connect.Connection, keyring.KeyRing, guard.Guard], Snapshot], wanted: str) -> Snapshot:

@@ -65,6 +65,6 @@ def test_executors_come_and_go_with_the_load_and_lose_and_repeat_nothing(platfor
     assert collections.Counter(platform.accepted()) == collections.Counter(ids)
     platform.assert_adds_up()
     log = platform.log(whole=True)
-    assert "2 executors are wanted in place of 1, because the lag would not drain within 5 s" in log
-    assert "1 executors are wanted in place of 2, because fewer would have sufficed for 5 s" in log
+    assert "executors wanted: 2 in place of 1, because the lag would not drain within 5 s" in log
+    assert "executors wanted: 1 in place of 2, because fewer would have sufficed for 5 s" in log
     assert "an executor has ended" not in log

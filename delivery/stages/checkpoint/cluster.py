@@ -98,7 +98,10 @@ class KubernetesLease:
                 "from this pod"
             ) from exc
         except (OSError, http.client.HTTPException, ValueError) as exc:
-            raise Unavailable(f"{self.host}:{self.port} does not answer ({str(exc) or type(exc).__name__})") from exc
+            # Not the text of a ValueError: for a header that is not valid it quotes the token.
+            said = type(exc).__name__ if isinstance(exc, ValueError) else str(exc) or type(exc).__name__
+            problem = "does not answer" if isinstance(exc, OSError) else "gives no usable answer"
+            raise Unavailable(f"{self.host}:{self.port} {problem} ({said})") from exc
         if status is HTTPStatus.CONFLICT:
             raise Conflict
         if status in _REFUSALS:
@@ -166,8 +169,9 @@ def of_this_pod(name: str, environ: Mapping[str, str]) -> KubernetesLease:
         host, port = environ["KUBERNETES_SERVICE_HOST"], int(environ["KUBERNETES_SERVICE_PORT"])
     except (KeyError, ValueError):
         raise errors.LeaseRefused(
-            f"Lease {name}: this process runs in no pod of Kubernetes (no KUBERNETES_SERVICE_HOST or _PORT): leave "
-            "spark.checkpoint_lease empty here, and keep the checkpoint in a folder, which has locks. Nothing was started"
+            f"Lease {name}: this process runs in no pod of Kubernetes (no KUBERNETES_SERVICE_HOST or _PORT). Nothing was "
+            "started or changed. If a driver in Kubernetes uses this checkpoint, run `fanout` in its pod. Otherwise leave "
+            "spark.checkpoint_lease empty, and keep the checkpoint in a folder, which has locks"
         ) from None
     return KubernetesLease(host=host, port=port, name=name, account=ACCOUNT)
 

@@ -55,8 +55,8 @@ def _lock(folder: Path, lane: str) -> None:
     except OSError as exc:
         os.close(file)
         log.warning(
-            "%s cannot be locked (%s): the job starts without protection. Make sure that no second job runs on this checkpoint",
-            path, exc.strerror,
+            "%s cannot be locked (%s). This process continues without protection. Make sure that no other job and no `fanout "
+            "accept-loss` uses this checkpoint", path, exc.strerror,
         )  # fmt: skip
         return
     try:

@@ -83,8 +83,8 @@ class Holder:
             record = self._observed.record
             if not is_patient and record is not None and record.holder and seen not in {None, record.version}:
                 raise errors.CheckpointInUse(
-                    f"driver {record.holder} holds the Lease {self._leases.name} and renews it: stop that driver first. "
-                    "Nothing was changed"
+                    f"{record.holder}, a driver or a `fanout accept-loss`, holds the Lease {self._leases.name} and renews it. "
+                    "Nothing was changed. Stop that driver, or wait until that command has ended"
                 )
             seen = None if record is None else record.version
             stop.wait(self._retry_s)
@@ -106,8 +106,9 @@ class Holder:
                 self._leases.write(election.released(record))
         except cluster.Conflict:
             log.warning(
-                "the Lease %s was not released, because another driver or a person has changed it since. This driver has "
-                "stopped gracefully. There is nothing to do while another driver delivers", self._leases.name,
+                "the Lease %s was not released, because it has changed since this driver last read it. This driver has stopped "
+                "gracefully. The next driver may have to wait until the Lease expires, up to %.0f s. There is nothing to do",
+                self._leases.name, election.LEASE_S,
             )  # fmt: skip
         except (cluster.Unavailable, errors.LeaseRefused) as exc:
             log.warning(

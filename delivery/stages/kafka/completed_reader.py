@@ -99,10 +99,10 @@ def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[comp
         )  # fmt: skip
     if found.unreadable:
         log.warning(
-            "%d records of the topics %s could not be read. An earlier log line, `could not be read after a micro-batch was "
-            "interrupted`, names the first. Their deliveries may be sent again, with the same webhook-id. After a change of "
-            "the version there is nothing to do. Otherwise another program writes to these topics: find it, or send the "
-            "traceback to the maintainers of the platform",
+            "%d records of the topics %s could not be read. An earlier log line, `could not be read when completed "
+            "deliveries were searched`, names the first. Their deliveries may be sent again, with the same webhook-id. After a "
+            "change of the version there is nothing to do. Otherwise another program writes to these topics: find it, or send "
+            "the traceback to the maintainers of the platform",
             found.unreadable, _listed(found, work_log),
         )  # fmt: skip
     log.info(

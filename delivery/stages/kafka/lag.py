@@ -51,8 +51,9 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
             waiting = by_topic(known, _ends(admin, known))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
             log.warning(
-                "the lag of lane %s could not be read from Kafka (%s). Delivery continues where Kafka answers, and a retry "
-                "follows in %g s. If this is logged again, check the brokers, and that the job may describe its topics",
+                "the lag of `%s`, a lane or the archive, could not be read from Kafka (%s). The lane or the archive continues "
+                "where Kafka answers, and a retry follows in %g s. If this is logged again, check the brokers, and that this "
+                "process may describe its topics",
                 lane, exc, interval_s,
             )  # fmt: skip
             metrics.SOURCE_UP.labels(lane).set(0)

@@ -110,9 +110,9 @@ class Waker:
             refused.append(exc)
         if refused:
             log.warning(
-                "lane %s was not woken: no wake-up record could be written to topic %s (%s). The driver tries again in %.0f s; "
-                "until then due deliveries wait for the next event. If this is logged again, check the brokers, and that the "
-                "job may write the topic", self._lane, self._topic, refused[0], LOOK_S,
+                "lane %s was not woken: no wake-up record could be written to topic %s (%s). The driver tries again in %.0f s, "
+                "but not with --once. Until a wake-up or an event comes, due deliveries wait. If this is logged again, check "
+                "the brokers, and that the job may write the topic", self._lane, self._topic, refused[0], LOOK_S,
             )  # fmt: skip
         return not refused
 

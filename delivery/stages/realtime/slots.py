@@ -101,7 +101,7 @@ class LaneTopics:
         if why is not None and is_first:
             raise errors.SettingsError(f"{why}. The job did not start")
         if why is not None:
-            log.error("lane realtime has new partitions and delivers in micro-batches until it has slots for all: %s", why)
+            log.error("lane realtime lacks slots for its partitions, and delivers in micro-batches until it has them: %s", why)
 
     def have_slots(self) -> bool:
         """Return True if Spark has a slot for each partition, besides the slots of other lanes.

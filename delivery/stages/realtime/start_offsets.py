@@ -113,7 +113,8 @@ def read(
     rows = completed_reader.CompletedWork(client=asked.client, topics=asked.topics, since_ms=since_ms)
     ended = completed_reader.read(rows, bounds.reads)
     log.info(
-        "lane realtime continues %d records after its last commit, by its offset receipts: these records are not handled again",
+        "lane realtime leaves out %d offsets after its last commit: its offset receipts say that the records at these offsets "
+        "were handled",
         moved,
     )
     return StartOffsets(next_offsets, ended)
@@ -140,7 +141,7 @@ def _receipts_patiently(
             time.sleep(bounds.retry_s)
     raise errors.KafkaUnavailable(
         f"the offset receipts of lane realtime could not be read ({why}). The lane does not start without them, because it "
-        "would repeat deliveries. Check that the job may read the attempts topic"
+        "would repeat deliveries. Check that Kafka answers, and that the job may read the attempts topic"
     )
 
 

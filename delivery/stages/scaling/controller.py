@@ -130,7 +130,7 @@ class Controller:
             return
         known = decided.state.lanes[decided.lane]
         log.info(
-            "%d executors are wanted in place of %d, because %s: lane %s has a lag of %d records, %.0f records/s come, and an "
+            "executors wanted: %d in place of %d, because %s: lane %s has a lag of %d records, %.0f records/s come, and an "
             "executor handles %s",
             decided.wanted, before, WHY[decided.reason].format(policy=self._policy), decided.lane, known.lag or 0,
             known.arrival_per_s, "an unknown number" if known.per_executor is None else f"{known.per_executor:.0f}/s",
@@ -142,8 +142,9 @@ class Controller:
             return
         self._is_missing_logged = True
         log.warning(
-            "%d executors were requested, and after %.0f s only %d have registered. The lanes continue with these. Check the "
-            "cluster manager: quota, nodes, image", self._state.wanted, now_s - self._complete_at_s, self._registered,
+            "executors are missing: %d of %d are registered, and the two numbers have differed for %.0f s. The lanes continue "
+            "with the registered executors. Check the cluster manager: quota, nodes, image",
+            self._registered, self._state.wanted, now_s - self._complete_at_s,
         )  # fmt: skip
 
 
@@ -214,8 +215,10 @@ def running(
                 controller.step()
             except Exception:
                 log.exception(
-                    "the number of executors could not be decided and stays as it is: a retry follows in %.0f s. If this is "
-                    "logged again, send the traceback to the maintainers of the platform", config.scaling.interval_s,
+                    "the number of executors could not be decided or changed. The lanes continue with the present executors, "
+                    "and a retry follows in %.0f s. If this is logged again, send the traceback to the maintainers of the "
+                    "platform",
+                    config.scaling.interval_s,
                 )  # fmt: skip
 
     thread = threading.Thread(target=run, name="scaling", daemon=True)

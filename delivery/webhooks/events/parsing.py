@@ -93,8 +93,8 @@ def parse(record: Record, layout: Layout) -> Event:
         # Kafka controls who may write to a topic. The tenant in an event is only a claim of its writer.
         raise errors.EventRejected(
             "tenant_mismatch",
-            f"the topic belongs to tenant {owner}, and the event names {event.tenant_id}: write the event to a topic of the "
-            "tenant that it names",
+            f"the topic belongs to tenant {owner}, and the event names tenant {event.tenant_id}: correct the tenant in the "
+            "event, or write the event to a topic of the tenant that it names",
         )
     return with_payload_digest(event) if layout.tells_ids_apart else event
 
@@ -198,8 +198,8 @@ def _require_blank_payload(record: Record, value: bytes | None) -> None:
     if value is not None and not (is_binary and content_type and not opaque.is_json(content_type.decode(errors="replace"))):
         raise errors.EventRejected(
             "empty",
-            "the record's value is empty: publish the event as the record's value. Only an opaque payload in binary "
-            "mode may be empty",
+            "the record's value is empty or only whitespace: publish the event as the record's value. Only an opaque payload "
+            "in binary mode may be empty",
         )
 
 

@@ -82,7 +82,9 @@ def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
     try:
         size = len(json.dumps(pattern, allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, ValueError):
-        raise errors.FilterError("", "cannot be written as JSON: replace NaN, dates and half surrogate pairs by text") from None
+        raise errors.FilterError(
+            "", "cannot be written as JSON: replace values such as NaN, dates and half surrogate pairs by text"
+        ) from None
     except RecursionError:
         raise errors.FilterError("", _TOO_DEEP) from None
     if size > MAX_PATTERN_BYTES:

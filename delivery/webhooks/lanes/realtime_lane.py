@@ -238,7 +238,10 @@ class RealtimeSlices:
                 self._arrived.clear()
                 await self._deliver_waiting()
         except errors.SchemaRegistryUnavailable as away:
-            log.warning("a real-time task fails, and its query starts again when the schema registry answers: %s", away)
+            log.warning(
+                "lane realtime cannot decode a record: %s. So all topics of the lane wait. The lane's query starts again when "
+                "Kafka and the schema registry answer", away,
+            )  # fmt: skip
             self.fail(away)
         except Exception as fault:  # a fault of ours: the task fails, and the query starts again
             log.exception(UNFORESEEN)

@@ -178,7 +178,7 @@ def _number(text: str) -> int:
     if not text:
         return NEWEST
     if not text.isdecimal():
-        raise errors.RegistrationError("cursor", "is not a cursor of this list: send `next_cursor` of an answer, unchanged")
+        raise errors.RegistrationError("cursor", "is not a cursor of this list: send a cursor of an answer, unchanged")
     return min(int(text), NEWEST)
 
 
@@ -214,12 +214,13 @@ def _ask(call: Call, customer_id: str, endpoint_id: str, asked: ReplayRange | Re
         room = requests.room(call.connection, customer_id)
     if room.reached_dead_letters is not None and call.principal.customer_id is not None:
         raise problems.quota_reached(
-            f"the quota of the customer is {room.reached_dead_letters} waiting dead letters, and it is used up: redrive or "
-            "discard some and repeat the request, or ask the operator for a larger quota"
+            f"the quota of the customer is {room.reached_dead_letters} waiting dead letters, and it is used up. No replay was "
+            "requested: redrive or discard some and repeat the request, or ask the operator for a larger quota"
         )
     if room.unfinished >= MAX_UNFINISHED:
         raise problems.Refused(
-            409, f"you have {MAX_UNFINISHED} unfinished replays, the maximum, so no replay was requested: wait, or cancel some"
+            409,
+            f"the customer has {MAX_UNFINISHED} unfinished replays, the maximum. No replay was requested: wait, or cancel some",
         )
     made = requests.ask(call.connection, customer_id, endpoint_id, asked)
     if made is None:

@@ -165,7 +165,9 @@ class TokenVerifier:
             if value in values:
                 return Scope(scope)
         raise problems.Refused(
-            403, f"the claim {self._config.claim} of the token gives no scope: ask the operator to add its value to oidc.scopes"
+            403,
+            f"the claim {self._config.claim} of the token is missing or gives no scope: ask the operator to add its value to "
+            "oidc.scopes, or to let the provider add the claim",
         )
 
 

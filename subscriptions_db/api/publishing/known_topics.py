@@ -66,8 +66,8 @@ class KnownTopics:
             self._names = await self._read()
         except errors.KafkaUnavailable as exc:
             log.warning(
-                "the names of the topics could not be read: requests to publish to known topics use the earlier names, and "
-                "others are answered with 503. The next request reads again: %s", exc,
+                "the names of the topics could not be read: %s. Requests to publish to known topics use the earlier names, and "
+                "others are answered with 503. The next request reads the names again", exc,
             )  # fmt: skip
             return exc
         self._read_at = self._clock()

@@ -88,7 +88,8 @@ class KeyUse:
                 await self._write(key_ids)
             except errors.FanoutError as exc:
                 log.info(
-                    "the last use of %d API keys is not stored. Their next use is stored, once this is repaired: %s",
+                    "the last use of API keys (%d) could not be stored: %s. The keys work as before. Their next use is stored "
+                    "again when this is repaired",
                     len(key_ids),
                     exc,
                 )

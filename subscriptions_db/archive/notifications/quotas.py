@@ -136,8 +136,8 @@ def record(
                 changed.append(row)
                 if row.reached_at == now:
                     log.info(
-                        "%s %s has reached its quota %s of %d: the API answers requests beyond the quota with 429. docs/api.md "
-                        "says how to give a larger quota",
+                        "%s %s has reached its quota %s of %d: the API answers its requests for more with 429. At the quota "
+                        "dead_letters, these are requests for replays. docs/api.md says how to give a larger quota",
                         "tenant" if row.customer_id is None else "customer",
                         row.subject_id,
                         row.quota,

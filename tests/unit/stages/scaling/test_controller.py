@@ -138,7 +138,7 @@ def test_each_change_is_logged_with_its_reason(caplog):
         lane.lag, lane.per_s = 100_000, 1_000
         lane.goes_on(30)
     assert caplog.messages[0] == (
-        "2 executors are wanted in place of 1, because the lag would not drain within 60 s: lane direct has a lag of 100000 "
+        "executors wanted: 2 in place of 1, because the lag would not drain within 60 s: lane direct has a lag of 100000 "
         "records, 7333 records/s come, and an executor handles an unknown number"
     )
 
@@ -158,7 +158,9 @@ def test_executors_that_do_not_come_are_warned_of_once(caplog):
     with caplog.at_level(logging.WARNING, controller.log.name):
         lane.goes_on(600)
     [message] = caplog.messages
-    assert message.startswith("2 executors were requested, and after 120 s only 1 have registered. The lanes continue")
+    assert message.startswith(
+        "executors are missing: 1 of 2 are registered, and the two numbers have differed for 120 s. The lanes"
+    )
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ class TestTopicsOfOneTenant:
         with pytest.raises(errors.EventRejected) as rejected:
             parsing.parse(own._replace(topic="events.of.t1.orders"), self.LAYOUT)
         assert rejected.value.reason == "tenant_mismatch"
-        assert rejected.value.detail.startswith("the topic belongs to tenant t1, and the event names t2: write the event to")
+        assert rejected.value.detail.startswith("the topic belongs to tenant t1, and the event names tenant t2: correct")
 
     @pytest.mark.parametrize("topic", ["events.orders", "other.events.of.t1.orders", "events.of.t1"])
     def test_a_topic_that_does_not_match_has_no_owner(self, topic):
