@@ -129,9 +129,9 @@ def messages(
     """Yield the messages with a value that were written to a topic between `since_ms` and now, and messages with an error.
 
     `since_ms` is in milliseconds since the epoch. The caller decides what an error means. A topic that does not exist has no
-    messages. Raise KafkaException if Kafka does not answer the requests for partitions and offsets, or refuses them. Raise
-    KafkaUnavailable if the topic is not read to its end by the time `until`, in monotonic seconds. With `is_patient`,
-    each poll with messages sets `until` to `bounds.read_s` seconds after that poll.
+    messages. Raise KafkaException if Kafka does not answer the requests for partitions and offsets, refuses them, or refuses to
+    let this login read. Raise KafkaUnavailable if the topic is not read to its end by the time `until`, in monotonic seconds.
+    With `is_patient`, each poll with messages sets `until` to `bounds.read_s` seconds after that poll.
     """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition  # noqa: PLC0415
 
@@ -150,7 +150,11 @@ def messages(
             return
         if batch and is_patient:
             until = time.monotonic() + bounds.read_s
-        yield from (message for message in batch if message.error() is not None or message.value() is not None)
+        for message in batch:
+            if (error := message.error()) is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise KafkaException(error)  # no other message would follow
+            if error is not None or message.value() is not None:
+                yield message
     why = "no message came for {:.0f} s" if is_patient else "the {:.0f} s for all topics of results are over"
     raise errors.KafkaUnavailable(
         f"topic {topic} was not read to its end: {why.format(bounds.read_s)}. Check that Kafka answers and is not overloaded"

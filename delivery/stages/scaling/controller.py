@@ -100,10 +100,9 @@ class Controller:
         if len(found.active) != self._registered:
             self._registered, self._changed_at_s = len(found.active), now_s
         self._living = len(found.active) + len(found.ending)
-        is_complete = self._registered == self._state.wanted
-        if is_complete:
+        if self._registered >= self._state.wanted:
             self._complete_at_s, self._is_missing_logged = now_s, False
-        if self._registered and (is_complete or now_s - self._changed_at_s >= STEADY_S):
+        if self._registered and (self._registered == self._state.wanted or now_s - self._changed_at_s >= STEADY_S):
             self._planned = self._policy.bounded(self._registered)
 
     def _remove(self, names: tuple[str, ...]) -> None:
@@ -142,8 +141,8 @@ class Controller:
             return
         self._is_missing_logged = True
         log.warning(
-            "executors are missing: %d of %d are registered, and the two numbers have differed for %.0f s. The lanes continue "
-            "with the registered executors. Check the cluster manager: quota, nodes, image",
+            "executors are missing: %d of %d are registered, and have been too few for %.0f s. The lanes continue with these. "
+            "Check the cluster manager: quota, nodes, image",
             self._registered, self._state.wanted, now_s - self._complete_at_s,
         )  # fmt: skip
 

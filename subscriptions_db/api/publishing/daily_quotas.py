@@ -222,8 +222,8 @@ class DailyQuotas:
             )  # fmt: skip
         else:
             log.warning(
-                "Postgres did not confirm the counts of published events (%s): events of %d tenants are probably not counted in "
-                "Postgres yet. This process keeps to the quotas by its own counts, and tries again every %g s until it stops",
+                "Postgres did not confirm the counts of published events (%s): events of %d tenants are probably not counted "
+                "there yet. This process keeps to the quotas by its own counts, and tries again every %g s until it stops",
                 failure, len(tenants), self._retry_after_s, extra=named,
             )  # fmt: skip
 

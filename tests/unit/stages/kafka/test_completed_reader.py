@@ -116,3 +116,19 @@ def test_a_lane_starts_without_the_results_that_kafka_does_not_send(monkeypatch,
     work_log = completed_reader.CompletedWork(client={}, topics=plan_builder.plan_of(settings.Settings()).topics, since_ms=0)
     assert completed_reader.read(work_log, completed_reader.ReadBounds(read_s=0.0)) == frozenset()
     assert "may be sent again, with the same webhook-id" in caplog.text
+
+
+class ForbiddenConsumer(StoppedConsumer):
+    """A consumer of a topic that its login may describe, and not read."""
+
+    def consume(self, *_):
+        refused = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        return [SimpleNamespace(topic=lambda: "attempts", partition=lambda: 0, offset=lambda: 0, error=lambda: refused)]
+
+
+def test_a_topic_that_the_login_may_not_read_is_not_waited_for(monkeypatch, caplog):
+    """Regression: each start of a lane waited a minute, and its warning named a time limit."""
+    monkeypatch.setattr(confluent_kafka, "Consumer", lambda _: ForbiddenConsumer())
+    topics = plan_builder.plan_of(settings.Settings()).topics
+    assert completed_reader.read(completed_reader.CompletedWork(client={}, topics=topics, since_ms=0)) == frozenset()
+    assert "TOPIC_AUTHORIZATION_FAILED" in caplog.text

@@ -223,7 +223,7 @@ def test_without_postgres_a_process_keeps_to_the_quota_by_its_own_count(postgres
 
     asyncio.run(run())
     assert postgres.events.total() == 10
-    assert "probably not counted in Postgres yet" in caplog.text
+    assert "probably not counted there yet" in caplog.text
 
 
 def test_pending_counts_are_written_when_the_server_stops(postgres):
