@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+from load_tests.harness import machine_speed
+
 PATH = Path(__file__).parents[2] / "build" / "test-k8s.json"
 
 
@@ -17,8 +19,8 @@ class Report:
         self.rows: list[dict[str, object]] = []
 
     def add(self, step: str, **figures: float | str) -> None:
-        """Add what was measured in a step, with how many processes waited for a CPU in the last minute (load average)."""
-        figures["machine_load"] = os.getloadavg()[0]
+        """Add what was measured in a step, with the load average of the last minute and the slowdown of the machine."""
+        figures |= {"machine_load": os.getloadavg()[0], "machine_slowdown": machine_speed.slowdown()}
         rounded = {name: round(value, 1) if isinstance(value, float) else value for name, value in figures.items()}
         self.rows.append({"step": step} | rounded)
 
@@ -39,3 +41,8 @@ class Report:
             f"{row['step']!s:<{width}}  " + ", ".join(f"{name} {value}" for name, value in row.items() if name != "step")
             for row in self.rows
         ]
+
+
+def within(bound_s: float) -> float:
+    """Return a bound for this machine: most of such a time is the CPU time of a start, which grows with the slowdown."""
+    return bound_s * max(1.0, machine_speed.slowdown())

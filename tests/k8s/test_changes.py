@@ -5,7 +5,7 @@ import time
 
 from fanout.admin import registry_commands
 from fanout.local import stack
-from tests.k8s import release
+from tests.k8s import release, report
 from tests.k8s.cluster import containers, kubectl
 from tests.k8s.platform import BATCH_WAIT_S, DUPLICATES, IMAGE
 
@@ -13,6 +13,7 @@ NEXT = "localhost/fanout:next"
 """Another name of the same image: for Kubernetes another version."""
 PER_S = 500
 LONGEST_PAUSE_S = 30
+"""On a machine without slowdown."""
 STEADY_S = 5
 """Before and after each change the load is steady for so long."""
 
@@ -48,7 +49,7 @@ def test_an_upgrade_under_load_loses_nothing_and_pauses_briefly(ready):
     assert image_of(ready.release.await_ready("driver")) == NEXT
     assert figures["lost"] == 0
     assert figures["repeated"] <= DUPLICATES * figures["events"]
-    assert figures["pause_s"] <= LONGEST_PAUSE_S
+    assert figures["pause_s"] <= report.within(LONGEST_PAUSE_S)
 
 
 def test_a_rollback_brings_the_former_image_back(ready):
