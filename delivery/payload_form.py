@@ -30,7 +30,7 @@ class Opaque(NamedTuple):
 
 
 class Framed(NamedTuple):
-    """A record's value in Avro, Protobuf or JSON Schema, as its producer wrote it. `Event.data` has the decoded JSON."""
+    """A record's value in Avro, Protobuf or JSON Schema before it was decoded. `Event.data` has the decoded JSON."""
 
     value: bytes
     """The value with its frame, decompressed."""

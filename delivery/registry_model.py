@@ -116,7 +116,10 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """TLS settings for the connections to one endpoint, as PEM texts. A field of None: as on any other connection."""
+    """TLS settings of one endpoint, as PEM texts.
+
+    Without `authorities`, the system's are trusted. Without `certificate` and `key`, no client certificate is sent.
+    """
 
     authorities: str | None = None
     """Certificates to trust instead of the system's. Verification itself is always on."""

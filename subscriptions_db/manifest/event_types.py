@@ -126,7 +126,9 @@ def _require_small(value: Any) -> None:
             "", "is not JSON: it has a value that JSON lacks, such as .nan or .inf. Remove the value, or put it in quotes"
         ) from None
     if size > MAX_BYTES:
-        raise errors.RegistrationError("", f"has {size} bytes as JSON; at most {MAX_BYTES} are allowed: shorten it")
+        raise errors.RegistrationError(
+            "", f"has {size} bytes as JSON; a schema and what is checked against it may have {MAX_BYTES}: shorten it"
+        )
 
 
 def _require_plain(value: Any, levels: int) -> None:

@@ -10,7 +10,8 @@ ended is not allowed. So only a record that itself ends a delivery counts, which
    deliver them. Dead letters do not count: a redrive after the dead letter makes the delivery due again. Only a comparison of
    clocks could tell which of the two came later.
 
-Attempts, dead letters and entries of replays do not count: a replay was not due.
+Attempts, dead letters and retry entries of a replay do not count. They end the replay, and not the delivery of the same event
+to the same subscription, which has the same key. The report of a lease counts, also if the lease has replays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keep the API's connections to Postgres, and open transactions with the rights of a request's principal.
 
-Runs in the API, on its worker threads, because the registry's code blocks.
+Runs in the API, on its worker threads, because a wait for Postgres would block the event loop.
 """
 
 from __future__ import annotations
