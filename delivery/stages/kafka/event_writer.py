@@ -115,7 +115,7 @@ def to(client: Mapping[str, str | int | float | bool]) -> KafkaEventWriter:
 
 
 def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents, *, group_bytes: int = GROUP_BYTES) -> Results:
-    """Write the events of batch records. Return the batch records that were taken apart, and a rejection for each other one.
+    """Write the events of batch records. Return the batch records that were taken apart, and rejections of the others.
 
     `group_bytes` bounds the bytes of the records that are held and written at once (GROUP_BYTES). Raise KafkaUnavailable as
     WriteEvents does.
@@ -140,7 +140,7 @@ def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents,
 def _made(
     batches: Sequence[batch_records.BatchRecord], results: Results
 ) -> tuple[list[batch_records.BatchRecord], list[list[batch_records.EventRecord]]]:
-    """Return the batch records that can be split, and the records of each. Add a rejection to `results` for each other one."""
+    """Return the batch records that can be split, and the records of each. Add rejections of the others to `results`."""
     group, made = [], []
     for batch in batches:
         events = _events_of(batch)

@@ -141,9 +141,10 @@ class Controller:
             return
         self._is_missing_logged = True
         log.warning(
-            "executors are missing: %d of %d are registered, and have been too few for %.0f s. The lanes continue with these. "
-            "Check the cluster manager: quota, nodes, image",
+            "executors are missing: %d of %d are registered, and have been too few for %.0f s. %s. Check the cluster manager: "
+            "quota, nodes, image",
             self._registered, self._state.wanted, now_s - self._complete_at_s,
+            "The lanes continue with these" if self._registered else "Until one registers, all events wait in Kafka",
         )  # fmt: skip
 
 

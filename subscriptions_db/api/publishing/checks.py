@@ -8,7 +8,8 @@ Runs in the API. The job's own parser checks each event. The job rejects an even
 Beside events that their key may not publish, the API refuses two kinds of events that the job takes:
 
 1. An event without an id: its publisher could not repeat it.
-2. A payload with a schema's id in a topic of the schema registry: no check asks the schema registry.
+2. A payload that begins with a schema's id, in a topic that matches `schema_registry.topic_pattern`: no check asks the schema
+   registry.
 """
 
 from __future__ import annotations

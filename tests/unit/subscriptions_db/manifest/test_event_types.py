@@ -73,7 +73,7 @@ def test_a_valid_schema_with_matching_examples_is_accepted():
         ({"not": {"$schema": event_types.DIALECT}}, "json_schema.not.$schema: is allowed at the top only"),
         (
             {"title": "x" * MAX_BYTES},
-            f"json_schema: has {MAX_BYTES + 13} bytes as JSON; a schema and what is checked against it may have {MAX_BYTES}: shorten it",
+            f"json_schema: has {MAX_BYTES + 13} bytes as JSON; at most {MAX_BYTES} can be stored or checked: shorten it",
         ),
         (nested(MAX_DEPTH + 1), f"json_schema: is nested deeper than {MAX_DEPTH} levels"),
         ({"title": "\0"}, "json_schema: contains a NUL"),
