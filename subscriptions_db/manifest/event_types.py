@@ -127,7 +127,7 @@ def _require_small(value: Any) -> None:
         ) from None
     if size > MAX_BYTES:
         raise errors.RegistrationError(
-            "", f"has {size} bytes as JSON; a schema and what is checked against it may have {MAX_BYTES}: shorten it"
+            "", f"has {size} bytes as JSON, and at most {MAX_BYTES} can be stored or checked: shorten it"
         )
 
 

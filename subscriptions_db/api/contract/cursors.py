@@ -55,7 +55,7 @@ def encode_previous(first: str) -> str:
 
 
 def end_after(row_id: str) -> Place:
-    """Return the place that asks for the page whose last row is `row_id`. If that row is deleted, the row before it is the last."""
+    """Return the place that asks for the page whose last row is `row_id`, or the row before it if that row is deleted."""
     return Place(row_id + _DIRECTLY_AFTER, is_end=True)
 
 

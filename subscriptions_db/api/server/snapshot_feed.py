@@ -84,8 +84,8 @@ class SnapshotFeed:
 
         A reader with the newest revision waits for a later one, at most `asked.wait_s` seconds, and at most the setting
         `api.max_poll_s`. With `wait_s` 0 the reader does not wait. If `If-None-Match` still names the newest revision
-        after the wait, the response has the status 304. Raise Refused with 503 if the registry cannot be read, too many readers wait or the server stops. Raise it
-        with 401 if the key was revoked during the wait.
+        after the wait, the response has the status 304. Raise Refused with 503 if the registry cannot be read, too many readers
+        wait or the server stops. Raise it with 401 if the key was revoked during the wait.
         """
         known, newest = {int(tag) for tag in _TAG.findall(request.headers.get("if-none-match", ""))}, asked.newest
         if asked.wait_s and newest in known | {asked.since}:
