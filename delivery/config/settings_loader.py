@@ -103,12 +103,11 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
         area, field = _area_and_field(name.removeprefix(PREFIX).lower())
         value = given
         if field.endswith(IN_A_FILE) and f"{area}.{field}" not in known:
-            if name.removesuffix(IN_A_FILE.upper()) in environ:
-                raise errors.SettingsError(
-                    f"the environment has {name}, and the same name without {IN_A_FILE.upper()}: keep one of them. Nothing was "
-                    "started"
-                )
             field, value = field.removesuffix(IN_A_FILE), _content_of(Path(given), name)
+        if other := variables.get((area, field)):
+            raise errors.SettingsError(
+                f"the environment has {other} and {name}, which are the same setting: keep one of them. Nothing was started"
+            )
         areas.setdefault(area, {})[field] = value
         variables[area, field] = name
     return _Layer(areas, variables=variables)
@@ -165,7 +164,9 @@ def _source(location: list[str], layers: Sequence[_Layer]) -> str:
     """Return the file or the variables that the setting or the whole area comes from, in brackets. Empty: a default."""
     area, *field = location[:2]
     for layer in reversed(layers):
-        fields = layer.areas.get(area, {})
+        if area not in layer.areas:
+            continue
+        fields = layer.areas[area]
         is_here = field[0] in fields if field and isinstance(fields, Mapping) else not field and _is_wrong(area, fields)
         if is_here:
             names = [name for (of, at), name in layer.variables.items() if of == area and field in ([], [at])]
@@ -175,4 +176,4 @@ def _source(location: list[str], layers: Sequence[_Layer]) -> str:
 
 def _is_wrong(area: str, fields: Any) -> bool:
     """Return True for an area that is unknown, or that is no table."""
-    return bool(fields) if area not in settings.Settings.model_fields else not isinstance(fields, Mapping)
+    return area not in settings.Settings.model_fields or not isinstance(fields, Mapping)

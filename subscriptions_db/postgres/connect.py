@@ -73,8 +73,10 @@ def options(
 
     They override parameters of the same name in the URL. The exception is `options`, the settings for the server: those of the
     URL are kept, and come before the platform's. Postgres takes the last value of a setting. Raise psycopg.ProgrammingError if
-    the URL is invalid.
+    the URL is invalid, or has two `@`: libpq would take a part of the password for the host, and name it in errors.
     """
+    if url.partition("://")[2].partition("?")[0].count("@") > 1:
+        raise psycopg.ProgrammingError("the URL has two @")
     for_the_server = psycopg.conninfo.conninfo_to_dict(url).get("options")
     timeout = f"-c statement_timeout={int(database.statement_timeout_s * 1000)}"
     return {
@@ -265,7 +267,7 @@ def valid_url_required(setting: str = "database.url") -> Iterator[None]:
     except psycopg.ProgrammingError:  # libpq quotes the URL, password and all
         raise errors.SettingsError(
             f"setting {setting} is not a libpq connection URL, so Postgres was not asked: write "
-            "postgresql://user:password@host:port/database"
+            "postgresql://user:password@host:port/database, and an `@`, `/` or `:` of the password as %40, %2F or %3A"
         ) from None
 
 
@@ -291,6 +293,7 @@ _NOT_CONNECTED = (
     re.compile(r"connection to server at \"([\w.:%-]+)\"(?: \([^)]*\))?, (port \d+) failed: ([^\n@]*)(?:\n|$)"),
     re.compile(r"connection to server on (socket \"[^\"@]*\") failed: ([^\n@]*)(?:\n|$)"),
     re.compile(r"(failed to resolve host) '([\w.-]+)'"),
+    re.compile(r"(invalid \w+ value: \"[\w.-]*\"|invalid port number: \"\d+\"|connection timeout expired)"),
 )
 """Messages of libpq and psycopg about a server that cannot be reached. Texts with an `@` do not match: libpq takes a part of
 a password that is not percent-encoded for the host."""

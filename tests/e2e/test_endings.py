@@ -88,7 +88,7 @@ def test_a_job_with_the_wrong_key_ring_ends_and_delivers_nothing(platform):
     with connect.connect(platform.config.database) as connection:
         [newest] = connection.execute("delete from migrations where name = (select max(name) from migrations) returning *")
         job = Job(platform, keys={"ring": {"test": stack.new_key()}})
-        lacks = f"trying again within 5 s: the registry lacks the migrations {newest['name']}, and nothing was changed"
+        lacks = f"read or changed: the registry lacks the migrations {newest['name']}, and nothing was changed"
         assert_eventually(platform.log, lambda log: lacks in log)
         assert job.metric("ready") == 0
         connection.execute("insert into migrations (name, sha256) values (%(name)s, %(sha256)s)", newest)

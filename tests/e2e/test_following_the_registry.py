@@ -21,7 +21,7 @@ from tests.e2e.jobs import OFTEN, Job
 from tests.support.relay import Relay
 
 pytestmark = pytest.mark.e2e
-AWAY = "wait; trying again within 5 s: Postgres cannot be reached"
+AWAY = "the registry could not be read or changed: Postgres cannot be reached"
 IDLE = [f"idle{n}" for n in range(600)]
 """Endpoints with secrets: more than are sealed anew in one part."""
 

@@ -43,6 +43,18 @@ class Report:
         ]
 
 
-def within(bound_s: float) -> float:
-    """Return a bound for this machine: most of such a time is the CPU time of a start, which grows with the slowdown."""
-    return bound_s * max(1.0, machine_speed.slowdown())
+class Bound:
+    """A bound of seconds for this machine. Most of such a time is CPU time of a start, which grows with the slowdown.
+
+    The slowdown counts as measured before and after the time, and at most as MOST.
+    """
+
+    MOST = 4.0
+
+    def __init__(self, quiet_s: float) -> None:
+        """`quiet_s` is the bound on a machine without slowdown. Create the object before the measured time."""
+        self._quiet_s, self._before = quiet_s, machine_speed.slowdown()
+
+    def seconds(self) -> float:
+        """Return the bound. Call it directly after the measured time."""
+        return self._quiet_s * min(self.MOST, max(1.0, self._before, machine_speed.slowdown()))

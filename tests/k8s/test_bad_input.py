@@ -40,7 +40,7 @@ CASES = [
     Case("missing-secret", ('secret "absent" not found',), secrets={"keyRing": {"name": "absent"}}),
     Case("kafka-away", ("Kafka", NOBODY), kafka=NOBODY),
     Case("postgres-away", (layout.CONTROL_PLANE, "port 9"), secrets={"database": {"name": "bad-database"}}),
-    Case("wrong-ring", ("keys.ring", "no secret can be opened"), secrets={"keyRing": {"name": "bad-keys"}}),
+    Case("wrong-ring", ("keys.ring", "none of a sample can be opened"), secrets={"keyRing": {"name": "bad-keys"}}),
     Case("older-schema", ("the registry lacks", "fanout db migrate"), secrets={"database": {"name": "bad-schema"}}),
 ]
 

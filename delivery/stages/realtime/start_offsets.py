@@ -60,7 +60,7 @@ class StartOffsets(NamedTuple):
     """The point from which a query of the real-time lane delivers."""
 
     next_offsets: dict[Place, int]
-    """The first offset to deliver in each partition that has a receipt, or a position in the checkpoint."""
+    """The first offset to deliver in each partition that has a position in the checkpoint, or receipts and records."""
     ended: frozenset[Key]
     """Deliveries that have ended already, although their records are at or after `next_offsets`. They must not be repeated."""
     is_first: bool = False
@@ -89,8 +89,8 @@ def read(
     A lane that has never read a record starts at the positions of `begin_at`, if there are any.
 
     Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. A partition with receipts but without a
-    committed position starts at the first offset that Kafka still has, moved forward by its receipts. A partition with
-    neither is left out. `checkpoint` is the lane's folder.
+    committed position starts at the first offset that Kafka still has, moved forward by its receipts (`_starts_of_newer`
+    names exceptions). A partition with neither is left out. `checkpoint` is the lane's folder.
 
     Raise KafkaUnavailable if the receipts cannot be read in TRIES tries, or if a first offset cannot be read. Also raise it if
     the attempts topic is not read to its end, and no message comes for `ReadBounds.read_s` seconds. Without receipts, records
@@ -192,29 +192,38 @@ def _starts_of_newer(
     """Return the first offset to deliver in each partition with receipts that no commit names. Such a partition is new.
 
     Spark starts it at the first record that Kafka still has. From there, the receipts in `runs` count. They do not if they name
-    more records than Kafka has: then they are of a deleted topic with the same name. A partition that Kafka does not know is
-    left out. Raise KafkaUnavailable if Kafka does not answer, or refuses.
+    more records than Kafka has: then they are of a deleted topic with the same name, which is logged. If the new topic already
+    has as many records, nothing shows this, and the receipts count. A partition of a topic that does not exist is left out.
+    Raise KafkaUnavailable if Kafka does not answer, or refuses.
     """
     import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
 
     from delivery.stages.kafka import offset_requests  # noqa: PLC0415  # it imports confluent_kafka
 
-    unknown = confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, confluent_kafka.KafkaError._UNKNOWN_PARTITION  # noqa: SLF001
+    # Uncommitted, as Spark reads: of an open transaction, too, records may have been delivered.
+    own = {"group.id": "fanout-journal", "isolation.level": "read_uncommitted"}
     starts: dict[Place, int] = {}
-    with contextlib.closing(confluent_kafka.Consumer({"group.id": "fanout-journal", **asked.client})) as consumer:
+    with contextlib.closing(confluent_kafka.Consumer({**own, **asked.client})) as consumer:
         for (topic, number), found in runs.items():
             try:
+                if number not in consumer.list_topics(topic, bounds.asked_s).topics[topic].partitions:
+                    continue
                 first, end = offset_requests.first_and_end(consumer, topic, number, timeout_s=bounds.asked_s)
             except confluent_kafka.KafkaException as exc:
-                if exc.args[0].code() in unknown:
-                    continue
                 raise errors.KafkaUnavailable(
                     f"the first offset of partition {number} of topic {topic} could not be read ({exc}). Lane realtime does "
                     "not start without it, because it would repeat deliveries. Check that Kafka answers, and that the job may "
                     "read the topic"
                 ) from exc
-            is_recreated = max(run.last for run in found) >= end
-            starts[topic, number] = first if is_recreated else handled_up_to(first, found)
+            if max(run.last for run in found) < end:
+                starts[topic, number] = handled_up_to(first, found)
+                continue
+            starts[topic, number] = first
+            log.warning(
+                "%s:%d ends before the offsets of its receipts, so its topic was deleted and created again, or its newest "
+                "records were lost. Lane realtime delivers it from its first record. If nobody meant this, find out who "
+                "deleted the topic, or which broker lost records", topic, number,
+            )  # fmt: skip
     return starts
 
 

@@ -185,7 +185,7 @@ class DailyQuotas:
                 with self._in_one_write() as counts:
                     sums = await self._write(counts, self._today())
             except errors.FanoutError as exc:
-                self._warn_of_unwritten(counts, exc)
+                self._warn_of_unwritten(exc)
                 if self._ending.is_set():
                     return
                 wait_s = self._retry_after_s
@@ -208,7 +208,8 @@ class DailyQuotas:
         finally:
             self._in_flight = collections.Counter()
 
-    def _warn_of_unwritten(self, counts: Counts, failure: errors.FanoutError) -> None:
+    def _warn_of_unwritten(self, failure: errors.FanoutError) -> None:
+        counts = self._pending  # of the failed write, and newer ones
         tenants = sorted({tenant for (_, tenant), events in counts.items() if events})
         named = {"tenant_ids": tenants[:MAX_NAMED]}
         if not tenants:  # only quotas were to be read

@@ -147,8 +147,9 @@ class Store:
                 # Connections suffice for the requests at once (`api.max_connections` bounds both), so Postgres is the cause.
                 raise errors.RegistryUnavailable(
                     f"Postgres cannot be reached: no connection opened within {self._pool.timeout:g} s, and nothing was asked. "
-                    "A warning of psycopg.pool, at most `database.connect_timeout_s` later, says why. Check that Postgres "
-                    "runs, and that the connection URL (api.database_url, or else database.url) leads to it"
+                    "The newest warning of psycopg.pool in this log says why; the first may come up to "
+                    "`database.connect_timeout_s` after this line. Check that Postgres runs, and that the connection URL "
+                    "(api.database_url, or else database.url) leads to it"
                 ) from None
             yield connection
 

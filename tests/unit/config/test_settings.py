@@ -165,6 +165,7 @@ def test_the_file_or_variable_of_a_wrong_value_is_named(folder):
         "FANOUT_METRICS_LAG_INTERVAL_S_FILE": str(folder / "mounted"),
         "FANOUT_logs_level": "e",
         "FANOUT_NONE_SUCH": "f",
+        "FANOUT_LOGS_FORMAT_FILE": str(folder / "mounted"),
     }
     with pytest.raises(errors.SettingsError) as refused:
         settings_loader.read(given, root=folder)
@@ -179,6 +180,7 @@ def test_the_file_or_variable_of_a_wrong_value_is_named(folder):
         "logs.level": "FANOUT_logs_level",
         "retry": str(folder / "fanout.toml"),
         "none": "FANOUT_NONE_SUCH",
+        "logs.format": "FANOUT_LOGS_FORMAT_FILE",
     }
 
 

@@ -154,13 +154,26 @@ def test_retry_for_waits_for_a_server_that_is_starting():
         connect.retry_for(0)(ask)
 
 
-def test_a_pool_logs_no_part_of_a_password():
-    """Regression: libpq takes what follows an `@` in a password for the host, and its error names the host."""
-    with pytest.raises(psycopg.OperationalError) as refused:
-        connect.PooledConnection.connect("postgresql://u:hunter1@hunter2@127.0.0.1:1/x")
+@pytest.mark.parametrize("password", ["hunter1@hunter2", "hunter1@hunter/2", "hunter1@hunter:2"])
+def test_a_password_with_an_unencoded_at_sign_is_refused_unquoted(password):
+    """Regression: libpq takes a part of it for the host, and its error names the host."""
+    database = settings.DatabaseSettings(url=f"postgresql://u:{password}@127.0.0.1:1/x")
+    with pytest.raises(errors.SettingsError, match="of the password as %40") as refused, connect.connect(database):
+        pass
     assert "hunter" not in str(refused.value)
 
 
-def test_a_pool_logs_the_server_and_the_reason():
-    with pytest.raises(psycopg.OperationalError, match=r"127\.0\.0\.1 port 1 Connection refused"):
-        connect.PooledConnection.connect("postgresql://u:hunter2@127.0.0.1:1/x")
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("postgresql://u:hunter2@127.0.0.1:1/x", "127.0.0.1 port 1 Connection refused"),
+        ("postgresql://u:hunter2@127.0.0.1:99999/x", 'invalid port number: "99999"'),
+        ("postgresql://u:hunter2@127.0.0.1:1/x?sslmode=bogus", 'invalid sslmode value: "bogus"'),
+        ("postgresql://u:hunter1@hunter2@127.0.0.1:1/x", "OperationalError"),
+    ],
+)
+def test_a_pool_logs_the_reason_and_no_password(url, reason):
+    with pytest.raises(psycopg.OperationalError) as refused:
+        connect.PooledConnection.connect(url)
+    assert reason in str(refused.value)
+    assert "hunter" not in str(refused.value)
