@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -24,6 +25,9 @@ from delivery.stages import class_sharing
 from fanout.jvm import class_archive, jars, java
 from fanout.local import guardian
 
+PORTS = range(20_000, 30_000)
+"""Ports for servers. Linux and macOS give none of them to a connection. A server binds its port seconds after it was chosen,
+and a connection could have taken another one meanwhile."""
 START_TIMEOUT_S = 180
 """Seconds to wait for a broker's first answer. On an overloaded machine a broker took more than 60 s. A broker that cannot
 start exits at once."""
@@ -232,10 +236,13 @@ class EmbeddedKafka:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 on which no process listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of PORTS, chosen at random, that nothing uses on 127.0.0.1 now. Raise LocalStackError if it finds none."""
+    for _ in PORTS:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise errors.LocalStackError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1: end what uses them")
 
 
 def is_free(port: int) -> bool:

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import http.client
 import random
-import socket
 import subprocess
 import tempfile
 import time
@@ -78,14 +77,14 @@ class Platform:
     @contextlib.contextmanager
     def job(self, lanes: str, overrides: Mapping[str, str]) -> Iterator[Job]:
         """Run lanes (`direct,retry`), with settings (`area.field`) replaced by `overrides`. The context's end stops the job."""
-        port = _free_port()
+        port = local_kafka.free_port()
         with local_job.running(self.folder, {"metrics.port": str(port), **overrides}, "--lanes", lanes) as process:
             yield Job(process, port, self.folder / local_job.LOG)
 
     @contextlib.contextmanager
     def command(self, name: str, overrides: Mapping[str, str], *, nice: int) -> Iterator[Command]:
         """Run `fanout archive` or `fanout serve` beside the job. With `nice` above 0, the job has priority for a core."""
-        port = _free_port()
+        port = local_kafka.free_port()
         replaced = {"metrics.port": str(port), **overrides}
         with local_process.running(self.folder, name, log=f"{name}.log", overrides=replaced) as process:
             usage.step_back(process.pid, nice)
@@ -272,9 +271,3 @@ def started(root: Path | None = None) -> Iterator[Platform]:
     with contextlib.ExitStack() as context:
         folder = root or Path(context.enter_context(tempfile.TemporaryDirectory(prefix="fanout-load-")))
         yield Platform(folder.resolve(), context.enter_context(stack.Stack(folder, is_fresh=True)))
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -1,0 +1,32 @@
+"""A port that was chosen for a server is still free when the server binds it, seconds later."""
+
+import secrets
+import socket
+
+import pytest
+
+from delivery import errors
+from fanout.local import kafka_server
+
+
+def test_no_connection_takes_a_chosen_port():
+    """Regression: a connection got the port of a broker that was starting, and the broker ended."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        connections = [socket.create_connection(server.getsockname()) for _ in range(50)]
+        taken = {connection.getsockname()[1] for connection in connections}
+    for connection in connections:
+        connection.close()
+    assert taken.isdisjoint(kafka_server.PORTS)
+    assert kafka_server.free_port() in kafka_server.PORTS
+
+
+def test_a_port_in_use_is_not_chosen(monkeypatch):
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", kafka_server.free_port()))
+        mine, free = used.getsockname()[1], kafka_server.free_port()
+        choices = iter([mine, free])
+        monkeypatch.setattr(secrets, "choice", lambda _: next(choices))
+        assert kafka_server.free_port() == free
+        monkeypatch.setattr(secrets, "choice", lambda _: mine)
+        with pytest.raises(errors.LocalStackError, match="no port from 20000 to 29999 is free"):
+            kafka_server.free_port()
