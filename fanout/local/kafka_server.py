@@ -11,6 +11,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -235,13 +236,29 @@ class EmbeddedKafka:
         )
 
 
+_held: list[socket.socket] = []
+"""On Linux, a socket for each port that `free_port` has returned, so that no other process chooses it too."""
+
+
 def free_port() -> int:
-    """Return a port of PORTS, chosen at random, that nothing uses on 127.0.0.1 now. Raise LocalStackError if it finds none."""
+    """Return a port of PORTS, chosen at random, that nothing uses on 127.0.0.1 now. Raise LocalStackError if it finds none.
+
+    On Linux this process holds the port until it ends. A server with SO_REUSEADDR can listen on it nevertheless, as those in
+    Java, Go and asyncio do.
+    """
     for _ in PORTS:
-        port = secrets.choice(PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        port, holder = secrets.choice(PORTS), socket.socket()
+        try:
+            holder.bind(("127.0.0.1", port))
+        except OSError:
+            holder.close()
+            continue
+        if sys.platform == "linux":
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _held.append(holder)
+        else:
+            holder.close()
+        return port
     raise errors.LocalStackError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1: end what uses them")
 
 

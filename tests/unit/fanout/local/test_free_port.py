@@ -20,13 +20,13 @@ def test_no_connection_takes_a_chosen_port():
     assert kafka_server.free_port() in kafka_server.PORTS
 
 
-def test_a_port_in_use_is_not_chosen(monkeypatch):
-    with socket.socket() as used:
-        used.bind(("127.0.0.1", kafka_server.free_port()))
-        mine, free = used.getsockname()[1], kafka_server.free_port()
-        choices = iter([mine, free])
-        monkeypatch.setattr(secrets, "choice", lambda _: next(choices))
-        assert kafka_server.free_port() == free
+def test_a_port_that_was_chosen_is_not_chosen_again(monkeypatch):
+    """Regression: two workers of pytest chose the same port, and the broker that bound it later ended."""
+    mine, free = kafka_server.free_port(), kafka_server.free_port()
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", free))
+        server.listen()
         monkeypatch.setattr(secrets, "choice", lambda _: mine)
         with pytest.raises(errors.LocalStackError, match="no port from 20000 to 29999 is free"):
             kafka_server.free_port()
