@@ -164,16 +164,14 @@ def _source(location: list[str], layers: Sequence[_Layer]) -> str:
     """Return the file or the variables that the setting or the whole area comes from, in brackets. Empty: a default."""
     area, *field = location[:2]
     for layer in reversed(layers):
-        if area not in layer.areas:
-            continue
-        fields = layer.areas[area]
-        is_here = field[0] in fields if field and isinstance(fields, Mapping) else not field and _is_wrong(area, fields)
-        if is_here:
+        if area in layer.areas and _has(layer.areas[area], area, field):
             names = [name for (of, at), name in layer.variables.items() if of == area and field in ([], [at])]
             return f" ({layer.file or ', '.join(names)})"
     return ""
 
 
-def _is_wrong(area: str, fields: Any) -> bool:
-    """Return True for an area that is unknown, or that is no table."""
+def _has(fields: Any, area: str, field: list[str]) -> bool:
+    """Return True if `fields`, what a layer has for an area, is the cause of an error about the area, or about its field."""
+    if field:
+        return isinstance(fields, Mapping) and field[0] in fields
     return area not in settings.Settings.model_fields or not isinstance(fields, Mapping)
