@@ -236,10 +236,6 @@ class EmbeddedKafka:
         )
 
 
-_held: list[socket.socket] = []
-"""On Linux, a socket for each port that `free_port` has returned, so that no other process chooses it too."""
-
-
 def free_port() -> int:
     """Return a port of PORTS, chosen at random, that nothing uses on 127.0.0.1 now. Raise LocalStackError if it finds none.
 
@@ -255,7 +251,7 @@ def free_port() -> int:
             continue
         if sys.platform == "linux":
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            _held.append(holder)
+            holder.detach()  # open until this process ends, so that no other process chooses the port
         else:
             holder.close()
         return port
