@@ -36,7 +36,7 @@ S = TypeVar("S")
 WRONG = ("lost", "beyond", "unexpected", "unverified", "not_rejected", "polls_failed", "disabled", "held_back")
 """Figures that must be zero or empty. Otherwise the command exits with 1."""
 MOST = {"others_p99_ratio": 1.1, "duplicates_share": 0.01, "handed_over_share": 0.001, "back_after_s": 10}
-"""Upper bounds of figures. Above one of them, the command exits with 1."""
+"""Upper bounds of figures: a ratio, two shares, and seconds. Above one of them, the command exits with 1."""
 
 app = typer.Typer(help="Load tests: measure the whole platform on this machine.", no_args_is_help=True)
 app.command()(curves_cli.curves)
@@ -141,7 +141,7 @@ def beside(
         int, typer.Option(min=20, help="Endpoints, distributed evenly over ten event types.")
     ] = _BESIDE.endpoints,
     hot: Annotated[float, typer.Option(min=0, max=0.95, help="The hot tenant's share of all events.")] = _BESIDE.hot,
-    polls_per_s: Annotated[float, typer.Option(help="Polls a second.")] = _BESIDE.flood.polls_per_s,
+    polls_per_s: Annotated[float, typer.Option(min=0.1, help="Polls a second.")] = _BESIDE.flood.polls_per_s,
     greedy_per_s: Annotated[
         float, typer.Option(help="Polls a second of one more customer, who exceeds its limit.")
     ] = _BESIDE.flood.greedy_per_s,
@@ -279,7 +279,7 @@ def rival(
     steady_s: Annotated[int, typer.Option(help="Seconds at the pace that measures latency.")] = _RIVAL.steady_s,
     burst: Annotated[int, typer.Option(min=1000, help="Events of the burst in which the process gets SIGKILL.")] = _RIVAL.burst,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Turns of the platform and of the plain consumer each, of about two minutes.")
+        int, typer.Option(min=1, help="Runs of the platform, and as many of the plain consumer. A run takes about two minutes.")
     ] = _RIVAL.rounds,
     folder: Folder = None,
     replaced: Replaced = None,
@@ -299,7 +299,7 @@ def retries(
     ),
     endpoints: Annotated[int, typer.Option(min=10, help="Endpoints; nine of ten are paused.")] = _RETRIES.endpoints,
     per_s: Annotated[
-        int, typer.Option(help="Events a second to the other endpoints, through the retry lane.")
+        int, typer.Option(help="Events a second to the endpoints that are not paused, through the retry lane.")
     ] = _RETRIES.per_s,
     seconds: Annotated[int, typer.Option(help="Seconds of each of the two measurements.")] = _RETRIES.seconds,
     folder: Folder = None,

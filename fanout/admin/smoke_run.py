@@ -12,10 +12,8 @@ own endpoint. A test that is killed leaves its endpoint behind, and a later test
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import datetime as dt
-import hmac
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -226,26 +224,11 @@ class Arrivals:
     def receiving(self, host: str, port: int) -> receiver.Receiver:
         """Return a receiver that reports its requests to this object. Entering its context opens it."""
         return receiver.Receiver(
-            secrets_of=lambda _: [self.secret], on_received=self._add, verify=is_signed, host=host, port=port
+            secrets_of=lambda _: [self.secret], on_received=self._add, verify=receiver.is_signed_by_hmac, host=host, port=port
         )
 
     def _add(self, received: receiver.Received) -> None:
         self.has_verified |= received.is_verified
-
-
-def is_signed(body: bytes, headers: dict[str, str], secrets: list[str]) -> bool:
-    """Return True if one of the secrets made the signature that Standard Webhooks 1.0 defines.
-
-    This code shares nothing with the code that signs. `fanout listen` verifies with the package that customers use, but the
-    image does not have that package.
-    """
-    signed = f"{headers.get('webhook-id')}.{headers.get('webhook-timestamp')}.".encode() + body
-    given = headers.get("webhook-signature", "").split()
-    for secret in secrets:
-        code = hmac.digest(base64.b64decode(secret.removeprefix("whsec_")), signed, "sha256")
-        if any(hmac.compare_digest(f"v1,{base64.b64encode(code).decode()}", signature) for signature in given):
-            return True
-    return False
 
 
 @dataclass(slots=True)

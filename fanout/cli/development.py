@@ -13,6 +13,7 @@ import typer
 
 from delivery import errors
 from delivery.config import settings_loader
+from delivery.registry_model import SignatureScheme
 from fanout.terminal import commands
 from fanout.terminal.commands import AsJson, console
 
@@ -60,7 +61,7 @@ def listen(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1. 0: a free one.")] = 9000,
     secret: Annotated[
         list[str] | None,
-        typer.Option(help="Signing secret (whsec_…) for verification; may be repeated. Default: none is verified."),
+        typer.Option(help="Signing secret (whsec_…) for verification; may be repeated. Default: no request is verified."),
     ] = None,
     status: Annotated[int, typer.Option(min=200, max=599, help="Answer every request with this status.")] = 200,
     as_json: AsJson = False,
@@ -71,9 +72,11 @@ def listen(
 
     for text in secret or ():
         try:
-            signing.from_text(text)
+            key = signing.from_text(text)
         except errors.RegistrationError as exc:
             raise typer.BadParameter(f"--secret {exc.problem}") from None
+        if key.scheme is not SignatureScheme.HMAC:
+            raise typer.BadParameter("--secret is an ed25519 key, which `fanout listen` cannot verify: use a whsec_… secret")
 
     def show(received: receiver.Received) -> None:
         verified = "verified" if received.is_verified else "NOT VERIFIED" if secret else "not checked (no --secret)"

@@ -105,7 +105,7 @@ class EmbeddedPostgres:
         if not self._lock.is_file():
             return
         pid, _, _, port, socket_folder, *_ = self._lock.read_text().splitlines() + [""] * 5
-        if not _is_server_of(self._data, int(pid)):
+        if not pid.isdigit() or not _is_server_of(self._data, int(pid)):  # a crash may leave an empty file
             (Path(socket_folder) / f".s.PGSQL.{port}.lock").unlink(missing_ok=True)
             self._lock.unlink()
 

@@ -103,7 +103,7 @@ class DeadLetterReader:
             )
 
     def redriven(self, since_ms: int | None = None) -> Redriven:
-        """Return which of the dead letters written since `since_ms` were redriven. `since_ms` None: of all dead letters.
+        """Return the redriven dead letters among those written since `since_ms`. `since_ms` None: among all dead letters.
 
         Reads the notes in the attempts and retries topics: a redrive writes a note about each dead letter that it enqueues.
         """
@@ -152,7 +152,7 @@ class DeadLetterReader:
 
 
 def find(reader: DeadLetterReader, selection: Selection, limit: int) -> list[Found]:
-    """Return the newest of the selected dead letters, at most `limit`. The newest one comes first."""
+    """Return the newest of the selected dead letters, at most `limit`, in order from the newest to the oldest."""
     redriven = reader.redriven(selection.since_ms)
     newest: list[tuple[int, Place, int, Found]] = []
 
@@ -210,12 +210,17 @@ class _Writable(Protocol):
 
 def show(console: rich.console.Console, found: Found) -> None:
     """Print one dead letter for a person: its fields, the record's headers, its attempts and its payload."""
-    document, event = found.document(), found.letter.event()
+    document = found.document()
+    try:
+        headers, payload = found.letter.event().record.headers, found.letter.payload().decode(errors="replace")
+    except ValueError as exc:  # another program wrote it
+        headers = ()
+        payload = f"the payload cannot be shown ({exc}), so the job did not write this dead letter; --json shows it all"
     for name in ("attempts", "headers", "payload_base64"):
         del document[name]
     for name in ("appended_at", "dead_lettered_at"):
         document[name] = times.shown(document.pop(f"{name}_ms"))
-    document |= {f"header {name}": value.decode(errors="replace") for name, value in event.record.headers}
+    document |= {f"header {name}": value.decode(errors="replace") for name, value in headers}
     for name, value in document.items():
         if value is not None:
             console.print(f"{name:20}", value)
@@ -231,10 +236,7 @@ def show(console: rich.console.Console, found: Found) -> None:
             f"{found.letter.attempts_omitted} earlier attempts are not in the dead letter; the attempts topic has them until "
             "they expire"
         )
-    try:
-        console.print(found.letter.payload().decode(errors="replace"))
-    except ValueError as exc:  # another program wrote it
-        console.print(f"the payload cannot be shown ({exc}), so the job did not write this dead letter; --json shows it all")
+    console.print(payload)
 
 
 def export(reader: DeadLetterReader, selection: Selection, to: _Writable, limit: int | None = None) -> int:

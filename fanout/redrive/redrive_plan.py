@@ -1,8 +1,8 @@
 """Decide which retry entries a redrive writes, and the notes beside them. Pure.
 
 Runs in `fanout` commands, in `fanout archive` and in the tests. A redrive writes a note about each redriven dead letter,
-with the delivery and the time of the dead letter. The command does not redrive a dead letter with a note, nor an older one
-of the same delivery. A redelivery that is given up again makes a later dead letter, which has no note.
+with the delivery and the time of the dead letter. `fanout dead-letters redrive` leaves out a dead letter with a note, and older
+dead letters of the same delivery. A redelivery that is given up again makes a later dead letter, which has no note.
 
 The note is in a header of the record with the retry entry, so that neither exists without the other. The note is also written
 to the attempts topic after Kafka has confirmed the record. So a command that dies in between has lost nothing, and its
@@ -112,13 +112,17 @@ class Plan:
         self.redriven_before = 0
 
     def add(self, letter: DeadLetter, place: LetterPlace) -> None:
-        """Add a dead letter. The caller adds the dead letters of one delivery in the order in which they were written."""
+        """Add a dead letter. The caller adds the dead letters of one delivery in the order in which they were written.
+
+        Raise ValueError if the dead letter is to be redriven, and its payload or a header is not base64.
+        """
         delivery = delivery_of(letter)
         if not self._selection.matches(letter):
             self._newest.pop(delivery, None)
         elif self._redriven.has(letter):
             self.redriven_before += 1
         else:
+            letter.event()  # raises before anything is written
             self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, letter.batch_webhook_id or "")
 
     def chosen(self, limit: int | None = None) -> dict[LetterPlace, Newest]:
@@ -155,7 +159,7 @@ class Record(NamedTuple):
     postponed: bytes
     """Value for the retries topic: the retry entries of the dead letters."""
     note: bytes
-    """Value for the header NOTE, and for the attempts topic."""
+    """The note about all these dead letters: value of the header NOTE, and of a record of the attempts topic."""
 
 
 def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterator[Record]:

@@ -1,7 +1,7 @@
 """Define the customers of a load test, and publish events that are due to them, by event type and tenant.
 
-Events have numbers, from 0 in the order of publishing. Endpoints have numbers too: endpoint 7 has the id `ep7`. Poison: records
-that are not events, which the job must reject.
+Events have numbers, from 0 in the order of publishing. Endpoints have numbers too: endpoint 7 has the id `ep7`. Poison
+records are not events, and the job must reject them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import orjson
+import typer
 
 from delivery.config import settings
 from delivery.stages.kafka import topics
@@ -85,13 +86,17 @@ class TrafficPopulation(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Customers:
-    """A population with the same number of endpoints for each event type. The tenants are distributed evenly over them."""
+    """A population with the same number of endpoints for each event type. These endpoints share the tenants evenly."""
 
     endpoints: int
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Additional fields of each endpoint in the manifest."""
     fields_by_type: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Additional fields of the endpoints of one event type, by the number of the event type."""
+
+    def __post_init__(self) -> None:
+        if self.endpoints % len(EVENT_TYPES):
+            raise typer.BadParameter(f"--endpoints must be a multiple of {len(EVENT_TYPES)}, the number of event types")
 
     @property
     def event_types(self) -> Sequence[str]:

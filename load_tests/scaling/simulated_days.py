@@ -9,9 +9,11 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import typer
 
 from delivery.stages.scaling import decision
 from load_tests.scaling import simulation
@@ -62,7 +64,7 @@ class ScalingScenario:
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """A time with a multiple of the load, in seconds of the simulation."""
+    """A period in which the load is multiplied. Its times are seconds since the simulation began."""
 
     began_s: float
     ended_s: float
@@ -81,7 +83,7 @@ def spikes(scenario: ScalingScenario) -> list[Spike]:
 
 
 def load_of(scenario: ScalingScenario, at: Sequence[Spike]) -> Callable[[float], float]:
-    """Return the function from the time in seconds to the events a second: daily swing, and the spikes `at`."""
+    """Return a function from the time in seconds to the events a second. The load has a daily swing, and the spikes `at`."""
 
     def per_s(now_s: float) -> float:
         day = 1 - DAY_SWING * math.cos(2 * math.pi * now_s / DAY_S)
@@ -142,22 +144,31 @@ def _history(scenario: ScalingScenario, per_s: Callable[[float], float], *, leas
 
 
 def _reaction(moments: Sequence[simulation.Moment], spike: Spike) -> dict[str, float]:
-    """Return three delays in seconds after a spike.
+    """Return three delays in seconds.
 
-    From the spike's beginning: until more executors are requested. From its end: until the lag is drained, and until no more
-    executors are requested than before the spike.
+    1. `asked_after_s`: from the spike's beginning until more executors are requested.
+    2. `drained_after_s`: from the spike's end until the lag is drained.
+    3. `as_before_after_s`: from the spike's end until no more executors are requested than before the spike.
     """
     first = int(spike.began_s / EVERY_S)
     last = int(spike.ended_s / EVERY_S)
     before = moments[first - 1].decided.wanted
-    asked = next(moment for moment in moments[first:] if moment.decided.wanted > before)
-    drained = next(moment for moment in moments[last:] if moment.lag <= DRAINED_S * moment.per_s)
-    as_before = next(moment for moment in moments[last:] if moment.decided.wanted <= before)
+    asked_s = _first_s(moments[first:], lambda moment: moment.decided.wanted > before, "requests more executors")
+    drained_s = _first_s(moments[last:], lambda moment: moment.lag <= DRAINED_S * moment.per_s, "drains the lag")
+    as_before_s = _first_s(moments[last:], lambda moment: moment.decided.wanted <= before, "releases the executors")
     return {
-        "asked_after_s": asked.at_s - spike.began_s,
-        "drained_after_s": drained.at_s - spike.ended_s,
-        "as_before_after_s": as_before.at_s - spike.ended_s,
+        "asked_after_s": asked_s - spike.began_s,
+        "drained_after_s": drained_s - spike.ended_s,
+        "as_before_after_s": as_before_s - spike.ended_s,
     }
+
+
+def _first_s(moments: Iterable[simulation.Moment], is_meant: Callable[[simulation.Moment], bool], does: str) -> float:
+    """Return the time of the first moment that is meant. Raise BadParameter if there is none."""
+    found = next(filter(is_meant, moments), None)
+    if found is None:
+        raise typer.BadParameter(f"after a spike, the simulated platform never {does}: choose another load with --base-per-s")
+    return found.at_s
 
 
 def _waits(moments: Sequence[simulation.Moment]) -> dict[str, float]:

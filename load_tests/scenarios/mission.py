@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import typer
+
 from load_tests.harness import event_types, figures, platform, receiver, stage, traffic, usage
 
 SETTINGS = {
@@ -46,11 +48,17 @@ IDLE_S = 120
 
 @dataclass(frozen=True, kw_only=True)
 class MissionPopulation:
-    """The population of the scenario `mission`. Each event is due to one endpoint, by its tenant."""
+    """The population of the scenario `mission`. Each event is due to one endpoint, by its event type and tenant."""
 
     topics: int
     tenants: int
     endpoints: int
+
+    def __post_init__(self) -> None:
+        if self.tenants < self.endpoints:
+            raise typer.BadParameter(
+                f"each endpoint needs a tenant: --tenants must be at least {self.endpoints}, as --endpoints is"
+            )
 
     @cached_property
     def event_types(self) -> Sequence[str]:

@@ -29,7 +29,7 @@ MAX_BYTES = 64 * 1024
 """Maximum size of a schema, of all examples of a type together, and of a checked payload. The table columns have the same
 bound."""
 MAX_DEPTH = 32
-"""Maximum levels of nesting in a schema, an example or a payload."""
+"""Maximum levels of nesting in a schema, a payload, or the list of all examples. So one example may have one level less."""
 MAX_WHOLE_NUMBER = 2**63 - 1
 """Largest absolute value of a whole number, so that a signed 64-bit integer can hold it. orjson, which writes test events,
 refuses numbers of more than 64 bits."""
@@ -131,9 +131,9 @@ def _require_small(value: Any) -> None:
         )
 
 
-def _require_plain(value: Any, levels: int) -> None:
-    if levels < 0:
-        raise errors.RegistrationError("", f"is nested deeper than {MAX_DEPTH} levels: flatten it")
+def _require_plain(value: Any, max_depth: int, level: int = 0) -> None:
+    if level > max_depth:
+        raise errors.RegistrationError("", f"is nested deeper than {max_depth} levels: flatten it")
     if isinstance(value, str) and "\0" in value:
         raise errors.RegistrationError("", "contains a NUL character, which Postgres cannot store: remove it")
     if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
@@ -148,11 +148,11 @@ def _require_plain(value: Any, levels: int) -> None:
         for name, part in value.items():
             if not isinstance(name, str):
                 raise errors.RegistrationError("", "has a name that is not text: put it in quotes")
-            _require_plain(name, levels)
-            _require_plain(part, levels - 1)
+            _require_plain(name, max_depth, level)
+            _require_plain(part, max_depth, level + 1)
     elif isinstance(value, list):
         for part in value:
-            _require_plain(part, levels - 1)
+            _require_plain(part, max_depth, level + 1)
 
 
 def _require_schema(schema: dict[str, Any]) -> None:

@@ -177,6 +177,24 @@ def test_a_foreign_record_or_note_stops_no_redrive(platform, foreign):
     assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 1
 
 
+def test_a_foreign_dead_letter_without_base64_is_named_before_any_write(platform):
+    """Regression: the redrive ended with a traceback in the middle of writing, and `show` with another."""
+    written = [
+        row for row in topic_rows.rows(Results(outcomes=[platform.dead(1)]), platform.topics) if b"payload_base64" in row.value
+    ]
+    foreign = orjson.dumps(orjson.loads(written[0].value) | {"payload_base64": "no base64!"})
+    platform.write(platform.dead(2))
+    platform.publish(publishing.Message(topic=platform.topics.dead_letters, key=b"ep1", value=foreign))
+    with (
+        dead_letter_search.reading(platform.config) as reader,
+        pytest.raises(errors.RecordUnreadable, match=r":\d:\d is not one"),
+    ):
+        dead_letter_search.redrive(platform.config, reader, Selection())
+    assert platform.read(platform.topics.retries) == []
+    [name] = [row["letter"] for row in platform.run_json("dead-letters", "list") if row["event_id"] == "e1"]
+    assert "the payload cannot be shown" in platform.run("dead-letters", "show", name)
+
+
 def test_dead_letters_of_a_batch_are_redriven_in_one_batch(platform):
     events = [segment.unpacked(segment.item(platform.dead(n).delivery.event, 0).packed) for n in range(3)]
     platform.write(batches=[batch(*events, kind=OutcomeKind.DEAD_LETTERED, attempts=FAILED, reason="timeout")])

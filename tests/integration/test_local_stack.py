@@ -118,6 +118,16 @@ def test_a_process_with_the_pid_of_a_crashed_postgres_is_not_taken_for_it(own_po
         assert connection.execute("select 1").fetchone() == (1,)
 
 
+def test_an_empty_lock_file_of_a_crash_does_not_stop_a_start(own_postgres):
+    own_postgres.kill()
+    (own_postgres._data / "postmaster.pid").write_text("")  # created, and not yet written: the socket's lock comes later
+    for lock in own_postgres._data.glob(".s.PGSQL.*.lock"):
+        lock.unlink()
+    own_postgres.start()
+    with psycopg.connect(own_postgres.url) as connection:
+        assert connection.execute("select 1").fetchone() == (1,)
+
+
 # Ctrl-C is ignored by what a shell starts in the background, as a CI's runner may be, and by all that it starts in turn.
 HOLD_A_STACK = """
 import signal, sys, threading

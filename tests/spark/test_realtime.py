@@ -258,6 +258,14 @@ def test_a_lane_whose_query_has_ended_is_not_well(spark, lane_of, watch, kafka, 
     assert watch.facts().phase is health.QueryPhase.ENDED
 
 
+def test_a_lane_run_once_asks_for_no_slots(kafka, topic, lane_of, watch, monkeypatch):
+    """Regression: it logged an error about too few slots, and needs no slot for each partition in its micro-batches."""
+    made = lane_of(kafka.bootstrap_servers, topic.name)
+    monkeypatch.setattr(made, "_run_query", lambda *_, **__: realtime_query.QueryEnd.DONE)
+    made.run(watch, once=True)
+    assert made._topics.partitions == {}
+
+
 @pytest.fixture
 def query():
     """A query whose tasks the test plays."""

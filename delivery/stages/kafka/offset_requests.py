@@ -41,12 +41,20 @@ def first_since(
     """Return, for each partition in `asked`, its first offset at or after a time.
 
     `asked` has this time in the offset field, in milliseconds since the epoch. An offset below 0 in the result: the partition
-    has no record of this time or later. Raise KafkaException if Kafka does not answer within `timeout_s`, or
-    refuses. Also raise it if a partition has no leader at the time `until`, in monotonic seconds; None: after `timeout_s`.
+    has no record of this time or later. Raise KafkaException if Kafka does not answer within `timeout_s`, or refuses at least
+    one partition. Also raise it if a partition has no leader at the time `until`, in monotonic seconds. `until` None: after
+    `timeout_s`.
     """
     until = time.monotonic() + timeout_s if until is None else until
-    found: list[TopicPartition] = _while_leaders_move(until, wait_s)(consumer.offsets_for_times, asked, timeout_s)
-    return found
+
+    def request() -> list[TopicPartition]:
+        found: list[TopicPartition] = consumer.offsets_for_times(asked, timeout_s)
+        for place in found:
+            if place.error is not None:  # its offset is still the time that was asked for
+                raise KafkaException(place.error)
+        return found
+
+    return _while_leaders_move(until, wait_s)(request)
 
 
 def _while_leaders_move(until: float, wait_s: float) -> tenacity.Retrying:

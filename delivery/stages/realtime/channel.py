@@ -80,12 +80,15 @@ class Channel:
     def receive(self) -> Any:
         """Wait for the peer's next message, and return it.
 
-        Raise ChannelBroken if the peer is gone, if the message is too large, or if it was not sealed for this connection.
+        Raise ChannelBroken if the peer is gone, if the message is too short or too large, or if it was not sealed for this
+        connection.
         Before a call of `wait_without_timeout`, also raise it if the peer sends nothing for CONNECT_S.
         """
         (length,) = _LENGTH.unpack(_read(self._connection, _LENGTH.size))
-        if length > self._most:
-            raise ChannelBroken(f"the other side announced a message of {length} bytes; at most {self._most} are accepted")
+        if not _NONCE_BYTES < length <= self._most:
+            raise ChannelBroken(
+                f"the other side announced a message of {length} bytes; {_NONCE_BYTES + 1} to {self._most} are accepted"
+            )
         sealed = _read(self._connection, length)
         bound_to = self._bound_to(self._receives, self._received)
         self._received += 1

@@ -53,11 +53,13 @@ STOPS_WITHIN_S = 10.0
 CATCH_UP_INTERVAL = "0 seconds"
 """Trigger interval in micro-batches: each follows the previous one at once."""
 LOOK_AT = (
-    "for a failed task see its traceback in the worker's log; for a lost or silent one check the workers' memory and CPU, and "
-    "their way to the driver"
+    "for a failed task see its traceback in the worker's log; for a lost or silent task check the workers' memory and CPU, and "
+    "their network"
 )
 """Advice to the operator after a fault of a task."""
-RESTARTS = f"lane %s restarts its query at the first record without a receipt, because %s. Nothing is lost. If often, {LOOK_AT}"
+RESTARTS = (
+    f"lane %s restarts its query at the first unconfirmed record, because %s. Nothing is lost. If often logged: {LOOK_AT}"
+)
 """Log message after a fault of a task. Its values are the lane and the fault."""
 
 
@@ -74,14 +76,6 @@ class QueryEnd(enum.Enum):
     """A task failed, was lost or stopped reporting. Its deliveries in flight may continue for a moment."""
     KAFKA_AWAY = enum.auto()
     """Kafka, or the schema registry, did not answer."""
-
-
-WITHOUT_LANE = (
-    "the topics of source.realtime_pattern are not delivered here: lane direct leaves them out, and lane realtime does not run "
-    "in this application. Run it in another one on the same topics, name it in --lanes (drivers.NAME.lanes of the chart), or "
-    "remove the pattern"
-)
-"""Log message when the direct lane leaves out topics that no lane of this application delivers."""
 
 
 def default_names(config: settings.Settings, known: Collection[str]) -> list[str]:
@@ -106,7 +100,11 @@ def build(
     topic_moves.move_topics(spark, config, names)
     if NAME not in names:
         if config.source.realtime_pattern and "direct" in names:
-            log.warning(WITHOUT_LANE)
+            log.warning(
+                "the topics of source.realtime_pattern are not delivered here: lane direct leaves them out, and lane realtime "
+                "does not run in this application. Run it in another one on the same topics, name it in --lanes "
+                "(drivers.NAME.lanes of the chart), or remove the pattern"
+            )
         return {}
     if not config.source.realtime_pattern:
         raise errors.SettingsError(
@@ -158,10 +156,11 @@ class RealtimeLane:
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        Raise SettingsError if `realtime.port` cannot be opened, the registry can never be read, or without `once` slots lack
-        at the start. Raise LaneFailed if a restart would not help, or at a fault after MOST_RESTARTS restarts without a record.
+        Raise SettingsError if `realtime.port` cannot be opened, the registry can never be read, or without `once` if Spark has
+        too few slots. Raise LaneFailed if a restart does not help, or after MOST_RESTARTS restarts without a handled record.
         """
-        self._topics.find(is_first=not once)  # with `once`, micro-batches need no slot for each partition
+        if not once:  # with `once`, micro-batches need no slot for each partition
+            self._topics.find(is_first=True)
         while self._registry.current() is not None and (once or self._await_topics(watch)):
             try:
                 outcome = self._run_query(watch, once=once)
@@ -176,7 +175,8 @@ class RealtimeLane:
             while outcome is QueryEnd.KAFKA_AWAY and not self._stop.wait(streaming_lane.ASK_S):
                 if kafka_outage.is_over(self._config) and kafka_outage.schema_registry_answers(self._config.schema_registry):
                     break
-            self._topics.find()
+            if not once:
+                self._topics.find()
 
     def _await_topics(self, watch: health.Watch) -> bool:
         """Wait until Kafka has a topic for the lane; return False when the job is asked to stop."""
@@ -274,7 +274,7 @@ class RealtimeLane:
             is_paused=is_paused,
         )
 
-    # While it runs.
+    # While a query runs.
 
     def _watch(self, query: _Query, watch: health.Watch) -> QueryEnd:
         looked_at, reported = time.monotonic(), -1
@@ -287,7 +287,7 @@ class RealtimeLane:
             if self._switches_mode(query, delay_s):
                 return QueryEnd.REPLAN
             now = time.monotonic()
-            if now - looked_at > TOPICS_EVERY_S:
+            if not query.once and now - looked_at > TOPICS_EVERY_S:
                 looked_at, before = now, self._topics.partitions
                 self._topics.find()
                 if self._topics.partitions != before and query.mode is mode_switch.Mode.REALTIME:
@@ -319,7 +319,7 @@ class RealtimeLane:
             or self._registry.pause_reason() is not None
             or self._context.network.is_paused
         ):
-            return False  # the records are old because the lane was paused
+            return False  # with `once` or too few slots the mode is fixed, and a pause makes the records old
         before = self._mode_switch
         self._mode_switch = before.observe(delay_s, self._config.realtime.behind_after_s, time.monotonic())
         if self._mode_switch.mode is query.mode:
@@ -331,7 +331,7 @@ class RealtimeLane:
                 "logged often, give the lane more CPU", NAME, behind_s,
             )  # fmt: skip
         else:
-            log.info("lane %s has caught up: it delivers in real time again", NAME)
+            log.info("lane %s leaves its micro-batches, and delivers in real time from now on", NAME)
         return True
 
     def _report_progress(self, query: _Query, watch: health.Watch, reported: int) -> int:
@@ -345,7 +345,7 @@ class RealtimeLane:
             streaming_lane.log_commit(NAME, progress)
         return int(progress["batchId"])
 
-    # Its end.
+    # At the end of a query.
 
     def _end(self, running: StreamingQuery) -> None:
         """End a query. Spark's own log is off meanwhile, because Spark would log each aborted task as an error."""
@@ -357,7 +357,7 @@ class RealtimeLane:
             context.setLogLevel(session.LOG_LEVEL)
 
     def _stop_tasks(self, query: _Query) -> None:
-        """Let the tasks end their deliveries, or Spark would abort them. Wait at most `stop_within_s` + STOPS_WITHIN_S."""
+        """Wait until the tasks have ended their deliveries, at most `delivery.stop_within_s` + STOPS_WITHIN_S seconds."""
         query.server.stop_tasks()
         deadline = time.monotonic() + self._config.delivery.stop_within_s + STOPS_WITHIN_S
         while query.streaming_query.isActive and query.server.running_tasks and time.monotonic() < deadline:

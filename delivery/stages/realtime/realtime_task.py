@@ -120,7 +120,8 @@ class RealtimeTask:
         `records` has at least one record. A stopped task drops the records. If the task has failed, raise the error: of a
         delivery, of a write, or of the exchange with the driver.
         """
-        delay_s = self._here.now_s() - records[0].appended_at_ms / 1000
+        # While the lane catches up, a chunk may have records of several partitions.
+        delay_s = self._here.now_s() - min(record.appended_at_ms for record in records) / 1000
         with self._exchanging:
             self._records += len(records)
             self._delay_s = max(self._delay_s, delay_s)

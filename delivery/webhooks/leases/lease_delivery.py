@@ -26,13 +26,15 @@ def without_body(
 ) -> Delivery | BatchDelivery:
     """Return the events at `places` of a retry entry as a delivery or batch, without body, content headers and order key.
 
-    1. `destination` has no endpoint, or one of another customer: the result has an endpoint with only ids and mode.
+    1. `destination` has no endpoint, or one of another customer or another mode: the entry's endpoint was deleted. The result
+       has an endpoint with only ids and mode.
     2. `destination` lacks the subscription of a delivery: the result has a subscription with only ids.
 
     Raise msgspec.MsgspecError or UnicodeDecodeError if an event is unreadable.
     """
     endpoint = destination.endpoint
-    if endpoint is None or endpoint.customer_id != lease.customer_id:  # the ids that the log needs
+    if endpoint is None or endpoint.customer_id != lease.customer_id or endpoint.mode is not mode(entry):
+        # what the log needs
         endpoint = Endpoint(endpoint_id=lease.endpoint_id, customer_id=lease.customer_id, url="", mode=mode(entry))
     events = [segment.unpacked(entry.packed[place]) for place in places]
     subscription_ids = revalidation.subscription_ids(entry, places)

@@ -64,12 +64,12 @@ class TopicRow(NamedTuple):
 def rows(results: Results, topics: Topics) -> Iterator[TopicRow]:
     """Yield the Kafka records of `results` for the attempts, dead-letter and rejected topics.
 
-    The caller writes them before Spark commits the offsets of the records that were read. Log entries of one endpoint share a
-    record, up to MAX_ROW_BYTES.
+    The caller writes them before Spark commits the offsets of the records that were read. Log entries of one endpoint and one
+    delivery mode share a record, up to MAX_ROW_BYTES.
     """
-    for endpoint_id, (endpoint, entries) in _log(results).items():
+    for (endpoint_id, mode), (endpoint, entries) in _log(results).items():
         for chunk in chunking.chunks(entries, len, MAX_ROW_BYTES):
-            record = log_records.encode_log(endpoint_id, endpoint.customer_id, endpoint.mode.value, chunk)
+            record = log_records.encode_log(endpoint_id, endpoint.customer_id, mode, chunk)
             yield TopicRow(topics.attempts, endpoint_id.encode(), record)
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.DEAD_LETTERED:
@@ -98,10 +98,10 @@ def deferral_rows(
 ) -> Iterator[TopicRow]:
     """Yield the Kafka records of the retries topic with the retry entries of postponed deliveries and batches.
 
-    Only for results of the direct, batch and real-time lane: the retry lane requeues by reports. The caller writes these
-    records together with the records of `rows`. Entries of one endpoint share a record, up to MAX_POSTPONED_BYTES, in the order
-    in which they were postponed. `revision` is the newest revision of the registry that may have made the deliveries due.
-    NO_REVISION: unknown.
+    Only for results of the direct, batch and real-time lane: the retry lane puts entries back by `report_rows`. The caller
+    writes these records together with the records of `rows`. Entries of one endpoint share a record, up to
+    MAX_POSTPONED_BYTES, in the order in which they were postponed. `revision` is the newest revision of the registry that may
+    have made the deliveries due. NO_REVISION: unknown.
     """
     entries: dict[EndpointId, tuple[CustomerId, list[retry_messages.RetryEntry]]] = {}
     for outcome in results.outcomes:
@@ -161,12 +161,17 @@ def _retry_rows(endpoint_id: EndpointId, written: bytes, topics: Topics) -> Iter
         yield TopicRow(topics.retries, record.key, record.value)
 
 
-def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:
-    """Return the encoded log entries of each endpoint: one for each attempt.
+_Log = dict[tuple[EndpointId, str], tuple[Endpoint, list[bytes]]]
+"""Endpoint id and delivery mode → the endpoint and its encoded log entries. The retry lane may have entries of a deleted
+endpoint and of its successor, which has the same id and may have the other mode."""
+
+
+def _log(results: Results) -> _Log:
+    """Return the encoded log entries: one for each attempt.
 
     A delivery or batch without an attempt has one entry, with the reason of its outcome.
     """
-    log: dict[EndpointId, tuple[Endpoint, list[bytes]]] = {}
+    log: _Log = {}
     for outcome in results.outcomes:
         entries = _entries_of(outcome.delivery.endpoint, log)
         entries.extend(map(log_records.encode_entry, log_rows.entries_of(outcome)))
@@ -176,10 +181,11 @@ def _log(results: Results) -> dict[EndpointId, tuple[Endpoint, list[bytes]]]:
     return log
 
 
-def _entries_of(endpoint: Endpoint, log: dict[EndpointId, tuple[Endpoint, list[bytes]]]) -> list[bytes]:
-    found = log.get(endpoint.endpoint_id)
+def _entries_of(endpoint: Endpoint, log: _Log) -> list[bytes]:
+    key = endpoint.endpoint_id, endpoint.mode.value
+    found = log.get(key)
     if found is None:
-        found = log[endpoint.endpoint_id] = (endpoint, [])
+        found = log[key] = (endpoint, [])
     return found[1]
 
 

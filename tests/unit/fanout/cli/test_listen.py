@@ -10,6 +10,7 @@ from fanout.cli import main
     ("option", "value", "said"),
     [
         ("--secret", "nonsense-hunter2", "--secret does not begin with whsec_"),
+        ("--secret", "whsk_" + "A" * 43 + "=", "--secret is an ed25519 key"),
         ("--port", "99999", "Invalid value for '--port'"),
         ("--status", "20", "Invalid value for '--status'"),
     ],

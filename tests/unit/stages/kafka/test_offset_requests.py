@@ -1,5 +1,7 @@
 """Requests for offsets are repeated while a leader moves, and other errors are raised at once."""
 
+from types import SimpleNamespace
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -15,15 +17,22 @@ REQUESTS = {
 
 
 class Consumer:
-    """A client of Kafka whose requests fail with these errors in turn, and then succeed."""
+    """A client of Kafka whose requests fail with these errors in turn, and then succeed.
 
-    def __init__(self, *codes):
+    With `in_part`, a request for times fails for the second of two partitions only.
+    """
+
+    def __init__(self, *codes, in_part=False):
         self.failures = [KafkaException(KafkaError(code)) for code in codes]
+        self.in_part = in_part
 
     def get_watermark_offsets(self, *_):
         return self._answer((3, 7))
 
     def offsets_for_times(self, *_):
+        if self.in_part and self.failures:
+            failure = self.failures.pop(0).args[0]
+            return [TopicPartition("orders", 0, 5), SimpleNamespace(offset=1000, error=failure)]
         return self._answer([TopicPartition("orders", 0, 5)])
 
     def _answer(self, found):
@@ -48,3 +57,11 @@ def test_other_errors_and_the_end_of_the_time_are_raised(request_offsets, code, 
     with pytest.raises(KafkaException):
         request_offsets(consumer, timeout_s)
     assert len(consumer.failures) == 1
+
+
+def test_an_error_of_one_partition_is_an_error_of_the_request():
+    """Regression: the time that was asked for became the partition's offset, so its records were left out without a word."""
+    request_offsets = REQUESTS["first_since"]
+    assert request_offsets(Consumer(KafkaError.LEADER_NOT_AVAILABLE, in_part=True), 30) == request_offsets(Consumer(), 30)
+    with pytest.raises(KafkaException):
+        request_offsets(Consumer(KafkaError.TOPIC_AUTHORIZATION_FAILED, in_part=True), 30)

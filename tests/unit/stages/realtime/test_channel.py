@@ -77,10 +77,12 @@ class Recording:
         self._wire.sendall(data)
 
 
-def test_a_stranger_cannot_make_the_driver_reserve_memory(both_ends):
+@pytest.mark.parametrize("length", [0, 4, 12, channel.MAX_REPORT_BYTES + 1])
+def test_a_strangers_message_of_a_wrong_length_is_refused_before_it_is_read(both_ends, length):
+    """Regression: a message shorter than a nonce ended the driver's thread with a traceback, without the warning."""
     _, driver, wire = both_ends()
-    wire.sendall(struct.pack(">I", channel.MAX_REPORT_BYTES + 1))
-    with pytest.raises(channel.ChannelBroken, match="bytes"):
+    wire.sendall(struct.pack(">I", length))
+    with pytest.raises(channel.ChannelBroken, match=f"a message of {length} bytes"):
         driver.receive()
 
 

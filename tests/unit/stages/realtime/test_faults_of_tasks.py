@@ -21,7 +21,8 @@ def test_a_task_without_a_schema_makes_the_lane_wait_for_the_registry(caplog):
 
 def test_any_other_fault_restarts_the_query_and_says_where_to_look(caplog):
     assert realtime_query._outcome_after("task 3 failed: ValueError: x") is realtime_query.QueryEnd.FAULT
-    assert "restarts its query at the first record without a receipt, because task 3 failed: ValueError: x." in caplog.text
+    assert "restarts its query at the first unconfirmed record" in caplog.text
+    assert ", because task 3 failed: ValueError: x." in caplog.text
     assert "its traceback in the worker's log" in caplog.text
 
 
@@ -29,7 +30,7 @@ def test_a_lane_that_restarts_in_vain_names_the_fault():
     """The message said None where the end of the query had ended the silent task as well."""
     vain = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)
     vain._restarts = realtime_query.MOST_RESTARTS
-    with pytest.raises(errors.LaneFailed, match=r"all lanes stop: task 3 has not reported for 10 s\. .*their way to the"):
+    with pytest.raises(errors.LaneFailed, match=r"all lanes stop: task 3 has not reported for 10 s\. .*memory and CPU, and their network"):
         vain._count_restart("task 3 has not reported for 10 s")
 
 

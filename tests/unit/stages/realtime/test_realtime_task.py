@@ -2,6 +2,7 @@
 
 import base64
 import signal
+import time
 import uuid
 
 import orjson
@@ -84,16 +85,27 @@ def start_driver():
         driver.server.close()
 
 
-def batch(offset):
-    record = builders.record(offset=offset, value=b'{"tenant_id": "t1", "id": "e1"}')
-    row = {name: getattr(record, name) for name in deliver_events.COLUMNS[:-1]} | {"headers": None}
-    return pa.RecordBatch.from_pylist([row])
+def batch(*offsets, appended_at_ms=(0, 0)):
+    rows = []
+    for offset, at_ms in zip(offsets, appended_at_ms, strict=False):
+        record = builders.record(offset=offset, value=b'{"tenant_id": "t1", "id": "e1"}', appended_at_ms=at_ms)
+        rows.append({name: getattr(record, name) for name in deliver_events.COLUMNS[:-1]} | {"headers": None})
+    return pa.RecordBatch.from_pylist(rows)
 
 
 def test_a_task_whose_input_ends_is_done(start_driver):
     task_driver = start_driver()
     assert list(task_driver.run([batch(0), batch(1)])) == []
     assert task_driver.writing.receipts == [(0, 1)]
+
+
+def test_the_oldest_record_of_an_arrow_batch_says_how_far_behind_a_task_is(start_driver):
+    """Regression: the first record said it, and may be the newest: a lane that catches up reads several partitions."""
+    task_driver = start_driver()
+    now_ms = round(time.time() * 1000)
+    task_driver.run([batch(0, 1, appended_at_ms=(now_ms, now_ms - 60_000))])
+    assert_becomes(lambda: task_driver.server.running_tasks, 0)  # the last report has arrived
+    assert task_driver.server.drain().delay_s >= 60
 
 
 def test_a_batch_record_is_taken_apart_before_its_receipt(start_driver):

@@ -99,7 +99,7 @@ def test_an_invalid_schema_is_refused_with_its_path(schema, said):
         ([{"amount": "x" * MAX_BYTES}], f"examples: has {MAX_BYTES + 16} bytes as JSON, and at most {MAX_BYTES} can"),
         ([{"amount": 1}, {"amount": 2**63}], f"examples[1]: {TOO_LARGE}"),
         ([{"amount": 1}, {"amount": "\ud800"}], "examples[1]: contains a lone surrogate"),
-        ([{"amount": 1}, nested(MAX_DEPTH)], f"examples[1]: is nested deeper than {MAX_DEPTH} levels"),
+        ([{"amount": 1}, nested(MAX_DEPTH)], f"examples[1]: is nested deeper than {MAX_DEPTH - 1} levels"),
         ([{"amount": "x" * 1000}], "examples[0].amount: 'xxx"),
     ],
 )

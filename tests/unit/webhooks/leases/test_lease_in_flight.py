@@ -120,6 +120,8 @@ ELSEWHERE = builders.subscription(endpoint_id="ep2")
     [
         (lambda _: builders.snapshot(), "endpoint_deleted"),
         (lambda made: made(customer_id="c2"), "endpoint_deleted"),
+        # Regression: the log had the mode of the new endpoint, so `fanout reconcile` missed the end of this delivery.
+        (lambda made: {registry: batch_registry, batch_registry: registry}[made](), "endpoint_deleted"),
         (lambda made: builders.snapshot(*made().endpoints.values()), "subscription_deleted"),
         (
             lambda made: builders.snapshot(*made().endpoints.values(), builders.endpoint("ep2"), ELSEWHERE),
@@ -136,7 +138,9 @@ def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(of, snapshot, reas
     assert delivered.sent == []
     assert delivered.deliveries() == {("skipped", reason): of}
     assert (delivered.report.requeued, delivered.report.delivered) == ([], 0)
-    [entry] = delivered.written()["attempts"][0]["entries"]
+    [record] = delivered.written()["attempts"]
+    assert record["mode"] == ("direct" if of == 1 else "batch")
+    [entry] = record["entries"]
     assert (entry["kind"], entry["reason"]) == ("skipped" if of == 1 else "batch_skipped", reason)
 
 

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from delivery.model import Attempt, Outcome, OutcomeKind, SkipReason
-from delivery.registry_model import Auth, AuthKind
+from delivery.registry_model import Auth, AuthKind, DeliveryMode
 from delivery.secret import Secret
 from delivery.webhooks.policy import response_headers
 from delivery.webhooks.results import dead_letter_records, topic_rows
@@ -60,6 +60,20 @@ def test_only_entries_of_one_endpoint_share_bounded_rows():
         expected = [outcome.delivery.webhook_id for outcome in many if outcome.delivery.endpoint.endpoint_id == endpoint_id]
         assert [entry["webhook_id"] for row in written_rows for entry in row["entries"]] == expected
         assert {row["endpoint_id"] for row in written_rows} == {endpoint_id}
+
+
+def test_deliveries_of_both_modes_of_an_endpoint_have_records_of_their_own():
+    """The retry lane may end deliveries of a deleted endpoint and of its successor, which may have the other mode."""
+    modes = (DeliveryMode.DIRECT, DeliveryMode.BATCH, DeliveryMode.DIRECT)
+    skipped = [
+        Outcome(
+            delivery=builders.delivery(endpoint=builders.endpoint(mode=mode)),
+            kind=OutcomeKind.SKIPPED,
+            reason="endpoint_deleted",
+        )
+        for mode in modes
+    ]
+    assert [(row["mode"], len(row["entries"])) for _, _, row in written(outcomes=skipped)] == [("direct", 2), ("batch", 1)]
 
 
 def test_a_skipped_delivery_is_one_entry_with_its_reason():

@@ -175,6 +175,18 @@ def test_failures_before_and_after_an_outage_add_up():
     assert failing(ours, 985, 1061)  # 15 s and 6 s
 
 
+def test_outages_in_quick_succession_are_subtracted_once():
+    """Regression: each outage lasts some seconds beyond its end, which the next one began in. These seconds counted twice."""
+    clock = fakes.Clock(1000.0)
+    ours = network_outage.Network(clock, clock)
+    ours.record(ALL_UP)
+    for _ in range(20):
+        ours.record(ALL_DOWN)
+        clock.now += 1.0
+        ours.record(ALL_UP)
+    assert failing(ours, 990, 1041)  # 10 s before, and 11 s after all outages
+
+
 def test_without_an_outage_all_failing_time_counts():
     ours = network_outage.Network(fakes.Clock(0.0), fakes.Clock(0.0))
     assert failing(ours, 1000, 1020)
