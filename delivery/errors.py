@@ -89,9 +89,10 @@ class LeaseRefused(FanoutError):
 class LaneFailed(FanoutError):
     """A lane cannot run, or the lane's streaming query ended by itself.
 
-    The next start continues after the lane's last committed micro-batch. Also raised in four other cases. (1) The checkpoint
+    The next start continues after the lane's last committed micro-batch. Also raised in five other cases. (1) The checkpoint
     is damaged; then the next start fails too. (2) Spark's JVM has ended. (3) A micro-batch ran on for too long after a stop.
-    (4) `fanout doctor` finds that a lane is not ready, or that another program answers on the job's port.
+    (4) `fanout doctor` finds that a lane is not ready, or that another program answers on the job's port. (5) `fanout
+    accept-loss` finds a lane that has started a micro-batch and committed none.
     """
 
 
@@ -206,8 +207,8 @@ class EventRejected(FanoutError):
 class BatchFound(EventRejected):
     """A Kafka record is a batch of `events` events, and `source.batch_records` is `taken_apart`.
 
-    `written_bytes` is the size of the records that a lane writes for these events, without their keys. Only the intake catches
-    BatchFound. Other callers handle BatchFound like any EventRejected.
+    `written_bytes` is the size of the records that a lane writes for these events, without their keys. Only
+    delivery.webhooks.routing.intake catches BatchFound. Other callers handle BatchFound like any EventRejected.
     """
 
     def __init__(self, events: int, written_bytes: int) -> None:

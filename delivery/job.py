@@ -35,7 +35,7 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run lanes until `stop` is set; with `once` until all records now in Kafka are handled. `names` None: `default_names`."""
+    """Run lanes `names` (None: `default_names`) until `stop` is set; with `once` until all records now in Kafka are handled."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     plan_builder.warn_of_open_guard(config.delivery)

@@ -37,8 +37,8 @@ class Record(NamedTuple):
     """The content. None: the record is a tombstone."""
     headers: tuple[tuple[str, bytes], ...] = ()
     key: bytes | None = None
-    """The key. None: the record has none, or it was not read. Only the direct and the real-time lane read it, and only if they
-    take batch records apart."""
+    """The key. None: the record has no key, or the lane did not read the key. Only the direct and the real-time lane read keys,
+    and only if they take batch records apart."""
 
 
 class Event(NamedTuple):
@@ -211,7 +211,8 @@ class Outcome(NamedTuple, Generic[Sent]):
     """Attempts before `attempts`, in other lanes, tasks or leases, as far as they are kept. Their log entries are not written
     again. A dead letter lists `earlier` and `attempts`."""
     replay: str | None = None
-    """Id of the replay that asked for the delivery. None: no replay asked. Offset receipts do not count replayed deliveries."""
+    """Id of the replay that asked for the delivery. None: no replay asked. Offset receipts (records of handled
+    offsets) do not count replayed deliveries."""
     background_attempt: bytes | None = None
     """Name of the delivery's background attempt that is in flight. The attempt's result will have the same name. None: no
     attempt is in flight."""

@@ -27,8 +27,8 @@ PLATFORM = TenantId("fanout")
 a tenant's quota has no sub-tenant. This tenant is active without a row in the registry, so that `fanout apply --prune` cannot
 remove it. The registry refuses a tenant of this name."""
 FAILING = "failing"
-"""Reason why the platform disables an endpoint: it was active for `retry.disable_after_s` and accepted nothing in that time.
-The other reason is `error_classes.GONE`."""
+"""Reason why the platform disables an endpoint: its attempts failed for `retry.disable_after_s` or longer, and none was
+accepted. The endpoint was active in that time. The other reason is `error_classes.GONE`."""
 Disable = Callable[[Iterable[EndpointId], str], None]
 """A function that requests to disable endpoints in the registry, for a reason. It returns before the endpoints are disabled."""
 
@@ -152,7 +152,7 @@ class Retrying:
     for another reason."""
     max_age_s: float = 259_200.0
     """Seconds that a delivery may wait in the retry lane, for any reason. Then it becomes a dead letter. A failed delivery
-    becomes one at once if its next attempt would be later."""
+    becomes a dead letter at once if its next attempt would come after this time."""
     timeout_s: float = 15.0
     """Seconds of one attempt in the retry lane, in total."""
 
@@ -187,7 +187,8 @@ class Endpoint:
     """Dotted path of a field of the payload. Events with the same value of this field are delivered one after the other, in
     the order of their arrival. Events without the field count as one value. Direct mode only. None: no order."""
     origin: str | None = None
-    """Our origin that the receiver permitted in a handshake. Each request names this origin. None: there was no handshake."""
+    """Our origin that the receiver permitted in a handshake. Each request names this origin. None: the receiver has
+    permitted no origin."""
     fault: str | None = None
     """Why the endpoint's row in the registry is unusable, such as a secret that does not open or a refused URL. The endpoint is
     then quarantined: its deliveries wait in the retry lane. None: the row is usable."""

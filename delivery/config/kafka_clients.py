@@ -40,7 +40,7 @@ def for_spark(kafka: KafkaSettings) -> dict[str, str]:
 def for_librdkafka(kafka: KafkaSettings) -> dict[str, str | int | float | bool]:
     """Return librdkafka configuration for confluent_kafka's clients in all processes, the workers included."""
     options: dict[str, str | int | float | bool] = {
-        "log_level": 0,  # its own lines on standard error add nothing to our errors
+        "log_level": 0,  # librdkafka's own lines on standard error add nothing to our errors
         "bootstrap.servers": kafka.bootstrap_servers,
         "security.protocol": kafka.security_protocol,
     }

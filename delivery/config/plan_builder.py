@@ -64,8 +64,9 @@ def plan_of(config: settings.Settings) -> worker_plan.Plan:
 def of_realtime(config: settings.Settings) -> worker_plan.Plan:
     """Return the plan for the workers of the real-time lane.
 
-    Two slices deliver at the same time: one ends while the next begins (delivery.webhooks.lanes.realtime_lane). So each slice
-    may have half as many requests in flight to an endpoint as a task of the direct lane, but at least one.
+    A slice is the records of one second. Two slices deliver at the same time: one ends while the next begins
+    (delivery.webhooks.lanes.realtime_lane). So each slice may have half as many requests in flight to an endpoint as a task of
+    the direct lane, but at least one.
     """
     direct = plan_of(config)
     return dataclasses.replace(direct, limits=dataclasses.replace(direct.limits, slices=2))
@@ -116,7 +117,7 @@ def formats_of(registry: schema_settings.SchemaRegistrySettings) -> decoder.Form
 
 
 def retry_policy(config: settings.RetrySettings) -> window.ShardPolicy:
-    """Return the settings by which the shards of the retry lane decide: probes, sizes of leases and backlogs, disabling."""
+    """Return the settings by which the retry lane decides: probes, deliveries sent together, largest backlog, disabling."""
     return window.ShardPolicy(
         probe_interval_s=config.probe_interval_s,
         max_probe_interval_s=config.max_probe_interval_s,

@@ -20,7 +20,7 @@ class SchemaRegistrySettings(Area):
 
     topic_pattern: Annotated[str, pydantic.AfterValidator(pattern_or_none)] = ""
     """Regular expression, in the syntax of `source.topic_pattern`, for the whole name of a topic. Values of topics that match
-    may be in the Confluent wire format. A value without its frame is read as in any other topic. Empty: no topic has a schema
+    may be in the Confluent wire format. A value not in this format is read as in any other topic. Empty: no topic has a schema
     registry."""
     url: Annotated[str, _URLS] = ""
     """URL of the schema registry, several separated by commas. The server has the API of Confluent's Schema Registry. The user

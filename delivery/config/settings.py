@@ -211,14 +211,14 @@ class DeliverySettings(Area):
     """Partitions of each new topic of results: attempts, dead letters, rejected records, retries."""
     attempts_topic: str = "fanout.attempts"
     """Topic of the delivery log: an entry for each attempt, and for each skip and postponement without an attempt. One record
-    has many entries of one endpoint. The topic also has the offset receipts."""
+    has many entries of one endpoint. The topic also has the offset receipts: records of the offsets that a lane has handled."""
     dead_letter_topic: str = "fanout.dead-letters"
     """Topic of dead letters: deliveries that were given up, with their attempt history."""
     rejected_topic: str = "fanout.rejected-events"
     """Topic for the operator: rejected records, with the reason. They are delivered to nobody."""
     retries_topic: str = "fanout.retries"
-    """Topic that the retry lane reads: deliveries that wait for their next attempt, reports of leases, and other messages to
-    the lane. The topic's retention must be longer than any standstill of the retry lane."""
+    """Topic that the retry lane reads: deliveries that wait for their next attempt, reports of the lane's attempts, and other
+    messages to the lane. The topic's retention must be longer than any standstill of the retry lane."""
 
     @pydantic.field_validator("allow_networks", "allow_ports", "unlimited_hosts", mode="before")
     @classmethod
@@ -235,10 +235,11 @@ class BatchSettings(Area):
     with another number."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 0.5
     """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. A batch leaves before
-    `max_wait_s` has passed, for two reasons. (1) It may leave up to twice this time before it is due. (2) It is due earlier by
-    a time that is fixed for its endpoint: at most a tenth of `max_wait_s`, and at most 10 s. If `max_wait_s` is at most twice
-    this time, events leave in the micro-batch that reads them. A batch leaves late if micro-batches take longer than this time.
-    The delay is the excess of two micro-batches: the one in which the batch becomes due, and the one that sends it."""
+    `max_wait_s` has passed, for two reasons. (1) It may leave up to two intervals before it is due. (2) It is due earlier by a
+    time that is fixed for its endpoint: at most a tenth of `max_wait_s`, and at most 10 s. If `max_wait_s` is at most two
+    intervals, events leave in the micro-batch that reads them. A batch leaves late if micro-batches take longer than the
+    interval. The delay is the excess of two micro-batches: the one in which the batch becomes due, and the one that sends
+    it."""
     max_events_per_micro_batch: Annotated[int, Field(gt=0)] = 100_000
     """Most events in a micro-batch of this lane. The number matters when the lane is behind. A larger number makes fewer and
     larger batches, and needs less CPU and more memory. A change of the registry then takes effect later. 100,000 events of
@@ -253,13 +254,13 @@ class RetrySettings(Area):
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
     """Parts of the lane's state (shards), with the rules of `batch.shards`. Each shard takes 0.06 CPU seconds of a micro-batch:
-    on two cores, two shards are enough."""
+    on two cores, two shards are enough, not four."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 1
     """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. While the lane has work,
     each micro-batch takes CPU from the other lanes. Ordered deliveries to an endpoint need at least one micro-batch each."""
     settle_s: Seconds = 1
-    """Most seconds for which a micro-batch of the retry lane waits for responses. A later micro-batch reports those
-    that come later."""
+    """Most seconds for which a micro-batch of the retry lane waits for responses. A later micro-batch reports the responses
+    that come later. With `fanout run --once`, a micro-batch waits for all responses."""
     probe_interval_s: Seconds = 5
     """Wait before a failing endpoint is probed with one delivery. The wait doubles while the endpoint fails."""
     max_probe_interval_s: Seconds = 60

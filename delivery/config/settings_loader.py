@@ -48,8 +48,8 @@ class _Layer(NamedTuple):
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
     """Return the checked settings. Raise a SettingsError that names all wrong settings.
 
-    Raise a SettingsError about one fault alone in two cases. (1) A file is missing, unreadable or not TOML. (2) The file of a
-    variable `…_FILE` is empty or unreadable, or the environment also has the variable without `_FILE`.
+    Raise a SettingsError about one fault alone in two cases. (1) The named file is missing, or a file is unreadable or not
+    TOML. (2) The file of a variable `…_FILE` is empty or unreadable, or the environment also has the variable without `_FILE`.
 
     `config` is the file named on the command line. None: the file that `FANOUT_CONFIG` names, or else the default files in the
     folder `root`. With a named file, the default files are not read. Otherwise a file that `fanout up` once wrote could open
@@ -161,7 +161,10 @@ def _explain(error: Any, layers: Sequence[_Layer]) -> str:
 
 
 def _source(location: list[str], layers: Sequence[_Layer]) -> str:
-    """Return the file or the variables that the setting or the whole area comes from, in brackets. Empty: a default."""
+    """Return the file or the variables that the setting or the whole area comes from, in brackets.
+
+    Empty: the value is a default, or settings of the area do not fit each other.
+    """
     area, *field = location[:2]
     for layer in reversed(layers):
         if area in layer.areas and _has(layer.areas[area], area, field):
@@ -171,7 +174,7 @@ def _source(location: list[str], layers: Sequence[_Layer]) -> str:
 
 
 def _has(fields: Any, area: str, field: list[str]) -> bool:
-    """Return True if `fields`, what a layer has for an area, is the cause of an error about the area, or about its field."""
+    """Return True if `fields`, the content of one layer for `area`, causes an error about `field`; empty: about the area."""
     if field:
         return isinstance(fields, Mapping) and field[0] in fields
     return area not in settings.Settings.model_fields or not isinstance(fields, Mapping)

@@ -49,8 +49,8 @@ class _MergedHistogram(Collector):
 RECORDS = Counter(
     "fanout_records",
     "Records handled in committed micro-batches: events and rejected records. The batch lane includes its wake-ups. The retry "
-    "lane counts postponed deliveries, reports and wake-ups, a large record once for each 4 KiB. The real-time lane counts "
-    "records when its tasks read them.",
+    "lane counts postponed deliveries, reports of its attempts and wake-ups, a large record once for each 4 KiB. The "
+    "real-time lane counts records when its tasks read them.",
     ["lane"],
 )
 REJECTED = Counter(
@@ -106,7 +106,9 @@ PAUSED_TOPICS = Gauge(
     ["lane"],
 )
 STATE_BYTES = Gauge("fanout_state_memory_bytes", "Memory of a lane's state in the JVM.", ["lane"])
-STATE_ROWS = Gauge("fanout_state_rows", "Rows of a lane's state: an index for each shard, and segments.", ["lane"])
+STATE_ROWS = Gauge(
+    "fanout_state_rows", "Rows of a lane's state: an index for each shard, and segments of many waiting events.", ["lane"]
+)
 MICRO_BATCH_SECONDS = Histogram(
     "fanout_micro_batch_seconds",
     "Time of a micro-batch with records, from the choice of its offsets to its commit.",
@@ -122,8 +124,8 @@ EXECUTORS = Gauge(
 EXECUTORS_WANTED = Gauge("fanout_executors_wanted", "Executors that the job wants for the current lag.")
 SCALING_REASON = Gauge(
     "fanout_scaling_reason",
-    "1 for the reason of the wanted number, else 0: lag, at_maximum, at_partitions, idle, enough, unknown, holding, "
-    "kafka_away.",
+    "1 for the reason of the wanted number of executors, else 0: lag, at_maximum, at_partitions, idle, enough, unknown, "
+    "holding (a lane is paused), kafka_away.",
     ["reason"],
 )
 DRAIN_SECONDS = Gauge(

@@ -1,6 +1,6 @@
 """JVM options for the archives of classes (class data sharing, JEP 350), and for Spark's launcher.
 
-Runs on the driver and in `fanout` commands, before a JVM. Must not import pyspark.
+Runs on the driver and in `fanout` commands, before a JVM starts. Must not import pyspark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Name the objects that a process of the job keeps from task to task, or shares among its lanes, and say when each ends.
 
 Runs in the executors' Python workers and on the driver. No other module keeps such an object at module level, with two
-exceptions: the metrics (delivery.observability.metrics) and `functools` caches of what arguments alone determine.
+exceptions: the metrics (delivery.observability.metrics), and `functools` caches of functions whose result depends only on their
+arguments.
 """
 
 from __future__ import annotations

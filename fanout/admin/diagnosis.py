@@ -46,7 +46,7 @@ NEXT_STEPS = {
 }
 """Beginning of the reason why a lane is not ready → the operator's next step. Other reasons name the next step themselves."""
 SHOWN = 20
-"""Maximum quarantined rows, or warnings about subscriptions, that a finding names. Of the others, it has only the number."""
+"""Maximum quarantined rows, or warnings about subscriptions, that a finding names. It only counts the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
         except errors.FanoutError as exc:
             yield Diagnosis(subject=subject, is_fine=False, text=str(exc))
         except Exception as exc:  # an operator who diagnoses needs the other checks too
-            log.exception("the check %s of `fanout doctor` ended with an unforeseen error, and the others go on", subject)
+            log.exception("the check %s of `fanout doctor` ended with an unforeseen error; all other checks run", subject)
             text = f"the check ended with an unforeseen {type(exc).__name__}: send the traceback in the log to the maintainers"
             yield Diagnosis(subject=subject, is_fine=False, text=text)
         else:
@@ -218,8 +218,8 @@ def _subscriptions(config: settings.Settings) -> str:
         warnings = "; ".join([*map(str, found[:SHOWN]), *more])
         raise errors.RegistrationError(
             "",
-            f"{len(found)} warnings, and the subscriptions stay in use as they are: {warnings}. Correct each that is meant to "
-            "match events with `fanout apply`, or register what it names",
+            f"{len(found)} warnings, and the subscriptions stay in use as they are: {warnings}. Correct each subscription "
+            "that should match events with `fanout apply`, or register the tenants and event types that it names",
         )
     return "each can match events"
 

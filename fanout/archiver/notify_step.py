@@ -40,7 +40,7 @@ class Notifier:
         self._has_topic = False
 
     def step(self, connection: connect.Connection, *, once: bool) -> int:
-        """Publish the oldest operational events, at most one page; return their number, 0 while the step pauses.
+        """Publish the oldest operational events, at most outbox.MAX_EVENTS; return their number, 0 while the step pauses.
 
         The first step, and the first one after a failure, create the topic if it is missing. A failure of Kafka is logged. With
         `once`, raise KafkaUnavailable instead. Raise RegistryUnavailable if Postgres is unavailable.
@@ -69,9 +69,9 @@ class Notifier:
 
 
 def publish(config: settings.Settings, connection: connect.Connection) -> int:
-    """Publish the oldest operational events of the outbox, at most one page; return their number.
+    """Publish the oldest operational events that wait in Postgres, at most outbox.MAX_EVENTS; return their number.
 
-    Raise KafkaUnavailable if Kafka does not confirm all of them. Then the next call publishes the page again, and each event
+    Raise KafkaUnavailable if Kafka does not confirm all of them. Then the next call publishes the same events again. Each event
     keeps its id, and so its `webhook-id`.
     """
     with outbox.claim_page(connection) as waiting:

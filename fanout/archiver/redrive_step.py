@@ -18,9 +18,9 @@ from subscriptions_db.postgres import connect
 
 
 def redrive(config: settings.Settings, connection: connect.Connection, *, now: dt.datetime) -> int:
-    """Enqueue one page of requested dead letters, only the newest of each delivery. Return the number of enqueued ones.
+    """Enqueue one page of requested dead letters, only the newest of each delivery. Return the number of enqueued dead letters.
 
-    The whole page then counts as redriven. 0: nothing is requested. Raise KafkaUnavailable if Kafka does not confirm all
+    The whole page then counts as redriven. 0: no redrive is requested. Raise KafkaUnavailable if Kafka does not confirm all
     enqueued dead letters. The next call then enqueues the page again.
     """
     with archive.claim_page(connection, now=now) as requested:

@@ -125,7 +125,8 @@ def export(
                 count = dead_letter_search.export(reader, wanted, to, limit)
         except OSError as exc:
             raise errors.SettingsError(
-                f"{file} cannot be written ({exc.strerror}). The export stopped, and the file may be incomplete: name another"
+                f"{file} cannot be written ({exc.strerror}). The export stopped, and the file may be incomplete: name another "
+                "file"
             ) from exc
     commands.console.print(f"{count} dead letters written to {file}")
 

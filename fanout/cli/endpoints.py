@@ -35,9 +35,9 @@ def rotate_secret(
 
     The secret, or the public key of scheme v1a, is shown once.
 
-    Running the command again creates another secret, and no older secret signs longer. At most five secrets may be valid at
-    once. With `--overlap 0s` the older secrets end now, and the job stops using them with the next revision of the registry.
-    Secrets under `signing_secrets` in a document of `fanout apply` are rotated in that document instead.
+    Running the command again creates another secret, and never postpones the end of an older secret. At most five secrets may
+    be valid at once. With `--overlap 0s` the older secrets end now, and the job stops using them with the next revision of the
+    registry. Secrets under `signing_secrets` in a document of `fanout apply` are rotated in that document instead.
     """
     from fanout.admin import registry_commands  # noqa: PLC0415
 

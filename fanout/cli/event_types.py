@@ -28,13 +28,14 @@ def try_(
     context: typer.Context,
     event: EventText,
     schema: Annotated[
-        str | None, typer.Option(help="The schema: JSON, or a file with JSON or YAML. Default: that of the catalogue.")
+        str | None, typer.Option(help="The schema: JSON, or a file with JSON or YAML. Default: the schema in the catalogue.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether the payload of an event keeps to a schema. Exit code 1: the payload does not, or an error occurred.
+    """Show whether the payload of an event keeps to a schema.
 
-    The job checks no event against the schemas of the catalogue.
+    Exit code 1: the payload does not, or the command failed. Exit code 2: a setting is wrong. The job checks no
+    event against the schemas of the catalogue.
     """
     config = commands.settings_of(context)
     tried = tried_event.read(config, event, "schema")

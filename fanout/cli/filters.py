@@ -30,7 +30,7 @@ def try_(
 ) -> None:
     """Show whether a filter matches an event, and which fields differ.
 
-    Exit code 1: the filter does not match, or an error occurred.
+    Exit code 1: the filter does not match, or the filter or the event is refused. Exit code 2: a setting is wrong.
     """
     config = commands.settings_of(context)
     wanted: Any = yaml_document.read(tried_event.content("--filter", pattern, "filter"), "--filter").value

@@ -92,7 +92,7 @@ def apply(
     try:
         result = registry_commands.apply_file(_settings(context), file, dry_run=dry_run, prune=prune, strict=strict)
     except errors.RegistrationError as refused:
-        if not isinstance(refused, errors.ManifestRefused) or len(refused.found) == 1:  # a list of mistakes says it itself
+        if not isinstance(refused, errors.ManifestRefused) or len(refused.found) == 1:  # a list of mistakes already says that
             commands.say(f"fanout: {refused}\nNothing was changed.")
             raise typer.Exit(1) from None
         raise

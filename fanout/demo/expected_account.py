@@ -48,7 +48,7 @@ class ExpectedLane:
     due: int
     delivered: int
     redriven: int
-    """Those of the `delivered` deliveries that were dead letters before."""
+    """Deliveries, among those in `delivered`, whose dead letter was redriven."""
     dead_lettered: int
     """Deliveries that became dead letters, and were not delivered after a redrive."""
     skipped: dict[str, int]

@@ -44,7 +44,7 @@ Payloads = Mapping[tuple[str, int, int], bytes]
 
 @dataclass(slots=True)
 class Polled:
-    """Deliveries whose dead letters were polled, each once: a poll may return a dead letter twice."""
+    """Deliveries whose dead letters were polled. Each delivery counts once, although polls may return a dead letter twice."""
 
     seen: set[Due] = field(default_factory=set)
     """Deliveries of which any dead letter was polled."""
@@ -138,7 +138,7 @@ def poll(
         elif time.monotonic() - last > timeout_s:
             raise errors.LocalStackError(
                 f"the demo failed, and its processes are stopped: the polls returned no dead letter for {timeout_s} s, and "
-                f"{len(wanted - polled.seen)} of {len(wanted)} have not come. See the logs {_log('archive')} and {_log('job')}"
+                f"{len(wanted - polled.seen)} of {len(wanted)} are missing. See the logs {_log('archive')} and {_log('job')}"
             )
 
 

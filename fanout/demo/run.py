@@ -45,11 +45,11 @@ OVERRIDES = {
 }
 """Settings of the job. Failing endpoints are probed often, because the demo takes about a minute."""
 START_TIMEOUT_S = 120
-"""The demo fails if the job and the API have not started, and the topics that the ledger reads got no record in this many
-seconds."""
+"""The demo fails if the job and the API have not started, and the topics of attempts, dead letters and rejected records got no
+record in this many seconds."""
 QUIET_TIMEOUT_S = 60
-"""The demo fails if deliveries have not ended, and the topics that the ledger reads got no record in this many seconds. It also
-fails if polls return no dead letter in this many seconds, and some are missing."""
+"""The demo fails if deliveries have not ended, and the topics of attempts, dead letters and rejected records got no record in
+this many seconds. It also fails if dead letters are missing, and polls return none in this many seconds."""
 PARTITIONS = 1
 """Partitions of each event topic."""
 

@@ -154,7 +154,7 @@ def _unproved(arrow: Arrow, picture: Picture, code: Known) -> Iterator[str]:
     if medium == "Postgres" and OPENS_POSTGRES not in code.imports[by]:
         yield f"{by} does not import {OPENS_POSTGRES}"
     if (medium == "Kafka") != bool(topics):
-        yield "a hand-over through Kafka has topics at one end, and no other has"
+        yield "a hand-over through Kafka needs a box of topics at one end, and any other hand-over must have none"
 
 
 def _is_linked(by: str, modules: set[str], code: Known) -> bool:
@@ -223,6 +223,6 @@ def _arrow(arrow: Arrow, picture: Picture) -> str:
     if arrow.handover is None:
         return f'{arrow.source} -- "{arrow.words}" --> {arrow.target}' if arrow.words else f"{arrow.source} --> {arrow.target}"
     ends = (picture.boxes[arrow.source], picture.boxes[arrow.target])
-    medium = arrow.handover.medium if all(isinstance(end, Code) for end in ends) else ""  # else the other end says it
+    medium = arrow.handover.medium if all(isinstance(end, Code) for end in ends) else ""  # else the other box says it
     label = ": ".join(filter(None, (medium, arrow.words)))
     return f'{arrow.source} -. "{label}" .-> {arrow.target}' if label else f"{arrow.source} -.-> {arrow.target}"

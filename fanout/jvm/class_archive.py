@@ -70,7 +70,7 @@ PROGRAMS = (SPARK, LAUNCHER, BROKER)
 
 
 def find(program: Program, folder: Path = LIBRARY) -> Path | None:
-    """Return the program's archive for this Java and these jars; None: it was not built.
+    """Return the program's archive for this Java and these jars; None: no such archive was built.
 
     Raise LocalStackError if there is no supported Java.
     """

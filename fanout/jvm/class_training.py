@@ -33,7 +33,7 @@ def main(archive: Path) -> None:
     spark = session.start(settings.SparkSettings(conf=conf), session.Libraries(connector=connector))
     for jar in connector:
         _load_classes(spark, jar)
-    rows = spark.readStream.format("rate").option("rowsPerSecond", 100).load().where("value >= 0")  # text, for the SQL parser
+    rows = spark.readStream.format("rate").option("rowsPerSecond", 100).load().where("value >= 0")  # text loads the SQL parser
     through_python = rows.mapInArrow(_unchanged, rows.schema).dropDuplicates(["value"])
     query = through_python.writeStream.format("noop").option("checkpointLocation", "checkpoint").start()
     while (progress := query.lastProgress) is None or progress.batchId < MICRO_BATCHES:

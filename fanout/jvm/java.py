@@ -18,7 +18,7 @@ SUPPORTED = (17, 21)
 """Major versions of Java that Spark and Kafka support."""
 HELP = (
     "Java 17 or 21 is needed: apt install openjdk-17-jre-headless (Debian, Ubuntu), dnf install java-21-openjdk-headless "
-    "(Fedora) or brew install openjdk@21 (macOS), then set JAVA_HOME if it is not on the PATH. Without it, "
+    "(Fedora) or brew install openjdk@21 (macOS), then set JAVA_HOME if Java is not on the PATH. Without Java, "
     "neither the job nor the local Kafka starts"
 )
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')

@@ -29,7 +29,7 @@ MAX_RECORD_BYTES = 1_000_000
 """Maximum bytes of a record that this client takes, the default of librdkafka. A topic takes 1,048,588 by default."""
 EVENT_PARTITIONS = 4
 """Partitions of a topic that `fanout publish` or `fanout smoke-test` creates, and of a new `operations.topic`."""
-_STOPPED = "No line of a file was published; of standard input, the lines before this one were"
+_STOPPED = "No line of a file was published; from standard input, the lines before this one were published"
 """End of the message about a wrong line. `fanout publish` checks a whole file before it publishes the first line."""
 _OPTIONS: dict[str, str | int | float | bool] = {
     "linger.ms": 5,
@@ -134,7 +134,7 @@ def _refusal(message: Message, error: confluent_kafka.KafkaError) -> str:
 
 def _refused(refusal: str) -> str:
     return (
-        f"Kafka refused a record, and may have the others ({refusal}). If the brackets do not say what to do, check the "
+        f"Kafka refused a record, and may have other records ({refusal}). If the brackets do not say what to do, check the "
         "brokers and this login's right to write the topic. Then try again"
     )
 

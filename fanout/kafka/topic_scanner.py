@@ -76,7 +76,8 @@ class Scanner:
     def extents(self, names: Iterable[str], *, since_ms: int | None = None) -> list[Extent]:
         """Return the ranges of offsets that the partitions of these topics have now. Topics that do not exist are left out.
 
-        With `since_ms`, a range begins at the first record that is not older than `since_ms`. It is empty if all are older.
+        With `since_ms`, a range begins at the first record that is not older than `since_ms`. A range is empty if all its
+        records are older.
         """
         with self._translated():
             known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
@@ -117,8 +118,8 @@ class Scanner:
                 last = time.monotonic() if messages else last
                 if time.monotonic() - last > TIMEOUT_S:
                     raise errors.KafkaUnavailable(
-                        f"Kafka at {self._kafka.bootstrap_servers} has sent no more {name} for {TIMEOUT_S} s, and some were "
-                        "not read, so reading stopped: check the brokers, then try again"
+                        f"reading {name} stopped before the end, because Kafka at {self._kafka.bootstrap_servers} has sent no "
+                        f"record for {TIMEOUT_S} s: check the brokers, then try again"
                     )
                 for message in messages:
                     _consume(message, consume)

@@ -27,8 +27,8 @@ from fanout.jvm import class_archive, jars, java
 from fanout.local import guardian
 
 PORTS = range(20_000, 30_000)
-"""Ports for servers. Linux and macOS give none of them to a connection. A server binds its port seconds after it was chosen,
-and a connection could have taken another one meanwhile."""
+"""Ports for servers. By default, Linux and macOS give outgoing connections only ports above this range. So no connection takes
+a chosen port before the server listens on it."""
 START_TIMEOUT_S = 180
 """Seconds to wait for a broker's first answer. On an overloaded machine a broker took more than 60 s. A broker that cannot
 start exits at once."""
@@ -130,7 +130,7 @@ class EmbeddedKafka:
 
     @property
     def pid(self) -> int:
-        """Return the pid of the running broker."""
+        """Return the pid of the running broker. Raise LocalStackError if it was not started."""
         if self._process is None:
             raise errors.LocalStackError("the embedded Kafka broker is not running: start it first")
         return self._process.pid
@@ -239,8 +239,8 @@ class EmbeddedKafka:
 def free_port() -> int:
     """Return a port of PORTS, chosen at random, that nothing uses on 127.0.0.1 now. Raise LocalStackError if it finds none.
 
-    On Linux this process holds the port until it ends. A server with SO_REUSEADDR can listen on it nevertheless, as those in
-    Java, Go and asyncio do.
+    On Linux this process holds the port until it ends. A server with SO_REUSEADDR can listen on it nevertheless, as servers
+    in Java, Go and asyncio do.
     """
     for _ in PORTS:
         port, holder = secrets.choice(PORTS), socket.socket()
@@ -255,7 +255,10 @@ def free_port() -> int:
         else:
             holder.close()
         return port
-    raise errors.LocalStackError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1: end what uses them")
+    raise errors.LocalStackError(
+        f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1, so no server was started: stop the processes "
+        "that use these ports"
+    )
 
 
 def is_free(port: int) -> bool:

@@ -129,7 +129,7 @@ def _locked(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise errors.LocalStackError(
-                f"another `fanout up` runs in {path.parent}, or a demo, so nothing was started: use or stop that one, or let "
-                "`fanout up` use another folder with --root"
+                f"another `fanout up` runs in {path.parent}, or a demo, so nothing was started: use or stop that process, or "
+                "let `fanout up` use another folder with --root"
             ) from None
         yield

@@ -1,6 +1,6 @@
 """Prove from the topics that due deliveries = delivered + pending + dead-lettered + skipped, and name the differences. Pure.
 
-Runs in `fanout` commands, the tests and the load tests. The proof has three parts:
+Runs in `fanout` commands, tests and load tests. A receipt says which offsets a lane handled, and how many deliveries were due.
 
 1. Every record of an event topic is in a range that a receipt of the lane covers, or after the last receipt. With
    `Terms.from_first`, this holds from the partition's first record on, else from the lane's first receipt on.
@@ -55,7 +55,7 @@ class Terms:
 
     now_ms: int
     since_ms: int | None = None
-    """Receipts written before this time are not judged. None: all are judged."""
+    """Receipts written before this time are not judged. None: no receipt is too old."""
     until_ms: int
     """Receipts written after this time are not judged, because other records of their micro-batch may not have been read."""
     is_stopped: bool = False

@@ -1,7 +1,7 @@
 """Store the recorded states of each delivery compactly, for `fanout reconcile`. Pure.
 
 Runs in `fanout` commands, the tests and the load tests. One word of eight bytes records one state of one delivery (an event and
-its recipient), so that millions of deliveries fit into memory. An event takes two bytes, a receipt 48.
+its recipient), so that millions of deliveries fit into memory. An event takes two bytes, an offset receipt 48.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NOBODY = Recipient("", "", "")
 
 
 class HandledRange(NamedTuple):
-    """A range of offsets that a lane handled, and the counts of its receipt."""
+    """A range of offsets that a lane handled, with the counts of the OffsetReceipt that reports the range."""
 
     first: int
     last: int

@@ -40,7 +40,8 @@ class Kind(enum.StrEnum):
 MEANINGS = {
     Kind.UNHANDLED: (
         "the lane handled later records, and no receipt covers these: the lane skipped them, or their receipt is gone from the "
-        "attempts topic. The lane does not read them again. Look up their deliveries, and publish events without one again"
+        "attempts topic. The lane does not read them again. Look up their deliveries, and publish each event without a "
+        "delivery again"
     ),
     Kind.EXPIRED: (
         "no receipt covers these offsets, and Kafka no longer holds them: their records expired before the lane read them, or "
@@ -53,7 +54,7 @@ MEANINGS = {
     ),
     Kind.UNREAD: (
         "Kafka holds more records in this range than the lane read: the lane skipped some, and does not read them again. "
-        "Look up their deliveries, and publish events without one again"
+        "Look up their deliveries, and publish each event without a delivery again"
     ),
     Kind.READ_AGAIN: (
         "the lane was reset to an older checkpoint and has read only a part of this range again: the number of due deliveries "

@@ -42,7 +42,7 @@ class Ledger:
     rejected: dict[tuple[str, int, int], RejectedRecord] = field(default_factory=dict)
     """Rejected records by topic, partition and offset, so that a record that several lanes rejected counts once."""
     receipts: dict[tuple[str, Place], list[OffsetReceipt]] = field(default_factory=dict)
-    """Receipts by lane and partition."""
+    """Offset receipts by lane and partition: each says which offsets the lane has handled."""
 
     def handled_until(self, lane: str) -> dict[Place, int]:
         """Return the last handled offset of each partition of which a lane has a receipt."""
@@ -60,12 +60,12 @@ class Ledger:
         return None
 
     def dead(self) -> set[Due]:
-        """Return deliveries that were given up and not redriven since."""
+        """Return the deliveries that became dead letters and were not redriven since."""
         letters = {letter.due(): letter for letter in self.dead_letters.values()}
         return {due for due, letter in letters.items() if letter.dead_lettered_at_ms > self.redriven.get(due, -1)}
 
     def ended(self) -> set[Due]:
-        """Return deliveries that were delivered or skipped, or were given up and not redriven since."""
+        """Return the deliveries that were delivered or skipped, or became dead letters and were not redriven since."""
         return self.delivered.keys() | self.skipped.keys() | self.dead()
 
     def pending(self) -> int:

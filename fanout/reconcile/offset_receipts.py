@@ -1,6 +1,7 @@
 """Select the offset receipts that count, and find offsets without a receipt. Pure.
 
-Runs in `fanout` commands, the tests and the load tests. A micro-batch that runs again writes a receipt of the same offsets
+Runs in `fanout` commands, the tests and the load tests. An offset receipt is a record of the attempts topic that says which
+offsets a lane has handled. A micro-batch that runs again writes a receipt of the same offsets
 again, perhaps with other counts. A lane that was reset, to a restored or a new checkpoint, reads the same offsets again in
 other ranges. Then only the later receipts count: they are in force.
 """

@@ -1,7 +1,8 @@
-"""Enqueue dead letters in the retry lane, and write a note about each beside its retry entry and to the attempts topic.
+"""Enqueue dead letters in the retry lane, and write notes that say which dead letters were redriven.
 
-Runs in `fanout dead-letters redrive` and in `fanout archive`. Every redrive uses this module. The module redrive_plan makes the
-retry entries and the notes, and says when a dead letter can be enqueued twice.
+Runs in `fanout dead-letters redrive` and in `fanout archive`. Every redrive uses this module. A note is in a header of the
+record with the retry entries, and in a record of the attempts topic. The module redrive_plan makes the retry entries and the
+notes, and says when a dead letter can be enqueued twice.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Enqueuer:
     """Write chosen dead letters to the retries topic as retry entries, with a note about each.
 
     Dead letters that were sent as one batch wait for each other, and share a request again. `chosen` are all dead letters that
-    the caller will add: they say when such a batch is complete. With `dry_run`, the enqueuer only counts them.
+    the caller will add. So the enqueuer knows when such a batch is complete. With `dry_run`, the enqueuer only counts.
 
     Its methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Kafka may have earlier records then.
     """

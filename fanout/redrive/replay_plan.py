@@ -1,4 +1,4 @@
-"""Decide which retry entries a replay writes. Changes nothing; only `Routes.due` does I/O, if it asks the schema registry.
+"""Decide which retry entries a replay writes. Pure, except that `Routes.due` may ask the schema registry.
 
 Runs in `fanout archive` and the tests. For a time range, delivery.webhooks.routing.intake decides with the present registry
 which events are due, as in the lanes. Each retry entry carries the id of the replay, and so do all later records about the

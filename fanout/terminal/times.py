@@ -27,7 +27,8 @@ def seconds(option: str, text: str) -> float:
     read = duration(text)
     if read is None:
         raise errors.SettingsError(
-            f"{option} must be a number with s, m, h or d, such as 24h; {text!r} is not, so nothing was done"
+            f"{option} must be a whole number of at most 7 digits with s, m, h or d, such as 24h; {text!r} is not, so nothing "
+            "was done"
         )
     return read.total_seconds()
 

@@ -57,7 +57,7 @@ class Axis:
     unit: Unit = "delivery"
     """The cost is the CPU time of one delivery or of one event."""
     deliveries: int = 20_000
-    """Deliveries of one pass over a value."""
+    """Deliveries of one pass. A pass measures one value once."""
     one_job: bool = False
     """True: all values are measured in one job, with event types of their own. False: each value has a platform of its own."""
     trigger_s: float = 3.0

@@ -36,13 +36,15 @@ def curves(
         Path | None, typer.Option("--from", help="Measure nothing: draw the figures that --json has written to this file.")
     ] = None,
     deliveries: Annotated[
-        int | None, typer.Option(min=1, help="Deliveries of one pass over a value. By default: those of the axis.")
+        int | None, typer.Option(min=1, help="Deliveries of each measurement of a value. By default: the number of the axis.")
     ] = None,
-    at_most: Annotated[int | None, typer.Option(min=1, help="Leave out values above this one.")] = None,
+    at_most: Annotated[
+        int | None, typer.Option(min=1, help="Leave out values above this one, except the smallest value of an axis.")
+    ] = None,
     folder: options.Folder = None,
     replaced: options.Replaced = None,
 ) -> None:
-    """Measure how the cost of a delivery grows with one variable: the curve, its fit, and its knee."""
+    """Measure how the cost of a delivery grows with one variable: the curve, its fit, and where the cost is up by a quarter."""
     stopping.install()
     files = command.Files(json_file=json_file, html_file=html_file, svg_folder=svg_folder)
     try:

@@ -40,7 +40,7 @@ def chosen(names: Sequence[str], at_most: int | None) -> list[Axis]:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return the axes of an earlier run. Raises RegistrationError if the file has none."""
+    """Return the axes of an earlier run. Raises RegistrationError if the file cannot be read or has none."""
     try:
         found: dict[str, Any] = orjson.loads(file.read_bytes())["axes"]
     except (OSError, ValueError, KeyError, TypeError) as exc:

@@ -63,10 +63,11 @@ def sentences(figures: Mapping[str, Any]) -> Iterator[str]:
     yield figures["because"]
     yield f"CPU µs of one {unit}, with x = {figures['label']}: {found['text']} (residual {found['residual']:.2g} µs)."
     if knee is None:
-        yield f"No knee: no value costs more than {fit.KNEE} times the smallest value."
+        yield f"No knee: no value costs more than {fit.KNEE} times as much as the smallest value."
     else:
         share = f"{knee['share']:.0%} of the growth is in {ROLES[knee['grew_most']]}"
-        yield f"Knee: from {knee['value']:,} on, a value costs more than {fit.KNEE} times the smallest value; {share}."
+        first = f"from {knee['value']:,} on, a value costs more than {fit.KNEE} times as much as the smallest value"
+        yield f"Knee: {first}; {share}."
     for value, problem in figures["left_out"].items():
         yield f"{int(value):,} is left out: {problem}."
 

@@ -46,7 +46,7 @@ class Pass:
     took_s: float
     """Seconds from the first arrival to the last one, up to twice POLL_S too long."""
     used: usage.Usage
-    """CPU of the job, from before the first event was published until its micro-batches were committed."""
+    """CPU of the job, from before the first event of the pass was published until all its events were committed."""
     micro_batches: int
     """Micro-batches of the pass."""
     slowdown: float

@@ -117,9 +117,10 @@ def delivered(report: receiver.ReceiverReport, due: Sequence[int], fan_out: Sequ
 
 
 def overtook(report: receiver.ReceiverReport, endpoints: Collection[int]) -> int:
-    """Return the largest number of events that one event overtook: published earlier for its endpoint, and arrived later.
+    """Return the largest number of events that one event overtook.
 
-    Only the first arrival of each event counts. `endpoints` are the endpoints to examine.
+    An event overtakes each event that was published earlier for the same endpoint, and arrives later. Only the first arrival of
+    each event counts. `endpoints` are the endpoints to examine.
     """
     arrived: dict[int, list[int]] = {endpoint: [] for endpoint in endpoints}
     for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
@@ -143,7 +144,7 @@ def _overtook(numbers: Sequence[int]) -> int:
 def reconciled(account: accounting.Account, report: receiver.ReceiverReport) -> dict[str, Any]:
     """Return the numbers of deliveries by outcome, as the topics say.
 
-    `holds` is True if the topics have no finding, and `delivered` is the number of different deliveries that the receiver got.
+    `holds` is True if the topics have no contradiction, and the receiver got as many different deliveries as `delivered`.
     """
     lanes = account.lanes.values()
     delivered = sum(lane.counts.delivered for lane in lanes)

@@ -71,7 +71,7 @@ class Platform:
         return sum(file.stat().st_size for file in files if file.is_file()) / 1e6
 
     def account(self) -> accounting.Account:
-        """Return the account of `fanout reconcile`. Called when no job runs."""
+        """Return the result of `fanout reconcile`: the deliveries by outcome, as the topics say. Called when no job runs."""
         return proving.reconcile(self.config, settle_s=0).account
 
     @contextlib.contextmanager

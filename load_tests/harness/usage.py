@@ -1,6 +1,7 @@
 """Measure CPU seconds and memory of a process and its descendants.
 
-Each process has a role: `jvm`, `driver` (the measured process itself) or `worker` (any other descendant).
+Each process has a role: `jvm` (each Java process), `driver` (the measured process, if it is not Java) or `worker` (any other
+descendant).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Usage:
     """CPU seconds by role: since the processes began, or between two readings."""
 
     jvm_s: float = 0.0
-    """CPU seconds of the JVM."""
+    """CPU seconds of all JVMs."""
     driver_s: float = 0.0
     """CPU seconds of the driver's Python."""
     workers_s: float = 0.0
@@ -79,7 +80,7 @@ class Meter:
         return sum(seconds for its_role, seconds, _ in self._read.values() if its_role == role)
 
     def resident_mb(self) -> dict[str, float]:
-        """Return the present resident size by role, in MB. For `worker` it is the sum of all workers."""
+        """Return the present resident size by role, in MB: the sum of all processes of the role."""
         sizes: dict[str, float] = {}
         for process, role in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -87,7 +88,10 @@ class Meter:
         return sizes
 
     def heap_mb_after_gc(self) -> int | None:
-        """Run a full garbage collection of the JVM; return the live heap in MB. None without a JVM or without `jcmd`."""
+        """Run a full garbage collection of the first JVM; return its live heap in MB. None without a JVM or without `jcmd`.
+
+        The JVM must use the parallel collector, as the job's JVMs do by default.
+        """
         jvms = [process.pid for process, role in self.processes() if role == "jvm"]
         if not jvms or (jcmd := shutil.which("jcmd")) is None:
             return None
@@ -99,7 +103,7 @@ class Meter:
         return round(sum(map(int, spaces)) / 1024)
 
     def peak_mb(self) -> dict[str, float]:
-        """Return the peak resident size by role, in MB, at the last `read`. For `worker` it is that of the largest worker."""
+        """Return the peak resident size by role, in MB, at the last `read`: the size of the role's largest process."""
         peaks: dict[str, float] = {}
         for role, _, peak in self._read.values():
             peaks[role] = max(peaks.get(role, 0.0), peak)

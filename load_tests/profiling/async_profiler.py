@@ -54,7 +54,7 @@ def ensure(wanted: Download = AP_LOADER, cache: Path = CACHE) -> Path:
     if _digest(content) != wanted.sha256:
         raise errors.LocalStackError(
             f"{wanted.url} is not the file that this project pins, so nothing is profiled: its SHA-256 is {_digest(content)}, "
-            f"not {wanted.sha256}"
+            f"not {wanted.sha256}. Try again, or download through another proxy"
         )
     cache.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")

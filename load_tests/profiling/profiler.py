@@ -100,7 +100,7 @@ def _join(folder: Path, stacks: Mapping[str, Path]) -> None:
 
 
 def _cpu_s(processes: Processes, before: Mapping[int, cpu_times.CpuTimes]) -> dict[str, dict[str, float]]:
-    """Return the CPU seconds of each role by names of threads. All CPU counts of processes that are not in `before`."""
+    """Return the CPU seconds of each role by names of threads. A process that is not in `before` counts from its start."""
     spent: dict[str, dict[str, float]] = {}
     for process, role in processes:
         of_role = spent.setdefault(role, {})

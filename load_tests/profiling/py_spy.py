@@ -45,8 +45,8 @@ class Recording:
     def wait(self) -> None:
         """Wait until the file is written. Called after `stop`.
 
-        Raise LocalStackError if py-spy wrote no file and the sampled process still runs. Spark ends workers that had no task
-        for a minute.
+        Raise LocalStackError if py-spy does not end within TIMEOUT_S, or wrote no file and the sampled process still runs. An
+        ended process is no error, because Spark ends workers that had no task for a minute.
         """
         try:
             said, _ = self._process.communicate(timeout=TIMEOUT_S)

@@ -13,7 +13,8 @@ It leaves out, on purpose:
 3. Isolation. A chunk ends with its slowest response, so one hanging endpoint delays the events of all others.
 4. Batches, order by key, rate limits, circuit breakers, and pauses of endpoints.
 5. Changes of the registry. The plain consumer reads the registry once, at the start.
-6. The address guard at the time of the connection, and OAuth. Endpoints with OAuth are refused.
+6. The check of the endpoint's address at the connection (SSRF protection), and OAuth. An event for an endpoint with OAuth ends
+   the consumer.
 7. Scaling by itself. More processes in the same consumer group share the partitions.
 
 Delivery is at least once, apart from dropped requests: after SIGKILL, events since the last commit repeat.
@@ -117,7 +118,7 @@ class PlainConsumer:
                 self._consumer.commit(asynchronous=False)
 
     def _next_chunk(self) -> Sequence[confluent_kafka.Message]:
-        """Wait up to POLL_S for a record; return it and the records that the Kafka client has already fetched, as one chunk."""
+        """Wait up to POLL_S for a record; return it and the records that the Kafka client has already fetched; else nothing."""
         first = self._consumer.poll(POLL_S)
         if first is None:
             return ()

@@ -3,8 +3,8 @@
 1. Events come at a steady pace. At random moments the broker is killed and started again. The job must be delivering before
    each kill.
 2. The broker is stopped for long. The job keeps running, and reports that its source is unavailable and that it is not ready.
-3. The broker starts again, and far more events are published at once than a micro-batch may have. All events must arrive, by
-   the same process, in micro-batches within their bound.
+3. The broker starts again, and far more events are published at once than a micro-batch may have. The same process must deliver
+   all events. The figures have the size of the largest micro-batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LANES = "direct,retry"
 PROGRESS = 2_000
 """Events that must arrive before the broker is killed, so that the job is delivering."""
 MOMENT_S = 5.0
-"""Seconds after those arrivals within which the broker is killed, at a random moment."""
+"""Seconds after the arrival of PROGRESS events within which the broker is killed, at a random moment."""
 NOTICED_S = 60
 """Seconds within which the job must report that Kafka is unavailable, or available again."""
 LAST_S = 180

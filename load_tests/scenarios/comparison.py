@@ -91,7 +91,7 @@ class Turn:
     deliveries: int
     peak_mb: Mapping[str, float]
     reconciled: Mapping[str, Any] | None = field(default=None)
-    """The counts of the platform by its topics. None for the rival, which writes no topics."""
+    """Deliveries of the platform by outcome, as its topics say. None for the rival, which writes no topics."""
 
     def document(self) -> dict[str, Any]:
         """Return the figures of the turn as JSON values."""
@@ -151,7 +151,7 @@ def _turn(side: str, scenario: RivalScenario, terms: stage.Terms, chosen: Mappin
             peak_mb = job.meter.peak_mb()
             job.kill("driver", random.Random(scenario.seed))
         at_kill = customers.count
-        terms.say(f"killed the {side} when {len(sent.due) - at_kill:,} events of the burst were not there")
+        terms.say(f"killed the {side} when {len(sent.due) - at_kill:,} events of the burst had not arrived")
         with start(is_again=True) as job:
             back_s = job.wait_until(
                 lambda: customers.count > at_kill, within_s=platform.START_TIMEOUT_S, goal="a delivery after the kill"

@@ -23,7 +23,7 @@ KINDS = ("driver", "jvm", "worker")
 PROGRESS = 200
 """Events that must arrive before the next kill, so that it hits a delivering job."""
 MOMENT_S = 15.0
-"""Seconds after those arrivals within which the kill comes, at a random moment.
+"""Seconds after the arrival of PROGRESS events within which the kill comes, at a random moment.
 
 The job sometimes has a backlog then, and sometimes delivers at the steady pace.
 """

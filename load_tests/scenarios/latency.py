@@ -35,7 +35,7 @@ BOUNDS_MS: Mapping[int, Mapping[str, float]] = {
 ROLES = ("driver", "worker")
 """Processes of the job that are killed."""
 NEAR_S = 1.0
-"""Seconds before and after the commit of a micro-batch. An event of this time met the boundary of two micro-batches."""
+"""Seconds before and after the commit of a micro-batch. An event published in this time met the end of a micro-batch."""
 LAST_S = 120
 """Seconds within which all published events must arrive."""
 

@@ -43,7 +43,7 @@ STOPPED_S = 3.0
 WINDOW_S = 6
 """Seconds over which the throughput is measured: some micro-batches of each lane."""
 BACK_SHARE = 0.8
-"""Share of the throughput before the disturbance that counts as recovered. One micro-batch less in a window takes the rest."""
+"""Share of the throughput before the disturbance that counts as recovered. A window may have one micro-batch less."""
 BACK_WITHIN_S = 60
 """Seconds within which the throughput must have recovered after the disturbance."""
 LAST_S = 300

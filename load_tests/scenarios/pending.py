@@ -1,7 +1,7 @@
 """Measure the memory and disk of the batch lane for waiting events of many endpoints.
 
 1. The job starts. Each endpoint waits an hour for a batch that is larger than the number of its events.
-2. `each` events are published for each endpoint, on average. The job collects them, and closes no batch.
+2. `each` events are published for each endpoint, on average. The job collects the events, and sends no batch.
 3. Memory and disk of the job are read. Nothing may be lost: by the topics, all events must wait for their batches.
 """
 

@@ -1,6 +1,6 @@
 """Let many deliveries wait in the retry lane, and measure its micro-batches, memory and disk.
 
-1. The job starts. Events come at a steady pace to endpoints with an order, so that all of them go through the retry lane.
+1. The job starts. Events come at a steady pace to endpoints with `order_by`, so that all events go through the retry lane.
    The first events warm the lane up. Then its micro-batches are measured while nothing waits.
 2. `pending` events are published for paused endpoints. The direct lane postpones them to the retry lane, where they wait.
 3. The job starts again, so that it is as cold as in step 1. The same work is measured while the `pending` events wait.

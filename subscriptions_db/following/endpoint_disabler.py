@@ -54,7 +54,7 @@ class _Request(NamedTuple):
 
 @contextlib.contextmanager
 def running(config: settings.Settings, stop: threading.Event) -> Iterator[Disable]:
-    """Run an EndpointDisabler inside the context, and return its method `disable`.
+    """Run an EndpointDisabler inside the context, and yield its method `disable`.
 
     The end of the context sets `stop`, and waits at most 10 s until the last requests are written.
     """
@@ -146,7 +146,7 @@ class EndpointDisabler:
         if stale:
             log.warning(
                 "%d endpoints were not disabled: the registry could not be written for %.0f s. They get attempts as before, "
-                "and are disabled once they fail again. Check Postgres. Earlier log lines, `the registry cannot be read or "
+                "and are disabled once they fail again. Check Postgres. Earlier log lines, `the registry could not be read or "
                 "changed` or `could not be disabled in the registry`, name the cause",
                 len(stale), STALE_S, extra=_named(stale),
             )  # fmt: skip

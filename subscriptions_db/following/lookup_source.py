@@ -1,8 +1,8 @@
 """Let the executors read the registry from Postgres themselves, if `snapshot.source` is "lookup".
 
-Runs on the driver; `LookupSource` travels to the executors. The executors ask Postgres to which subscriptions an event may be
-due, and keep the answers for a while. The driver keeps nothing of the registry. Before each micro-batch the driver checks that
-Postgres answers. So a job without Postgres waits between two micro-batches, where it can be stopped.
+Runs on the driver; `LookupSource` travels to the executors. The executors ask Postgres which subscriptions an event may match,
+and cache the answers for `snapshot.lookup_ttl_s`. The driver keeps nothing of the registry. Before each micro-batch the driver
+checks that Postgres answers. So a job without Postgres waits between two micro-batches, where it can be stopped.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Follow the registry while the job runs: read the whole registry at the start, and then its changes.
 
-Runs on the driver, on a thread of its own. The changes since the last full snapshot are its delta. A new full snapshot is read
+Runs on the driver, on a thread of its own. The delta is all changes since the last full snapshot. A new full snapshot is read
 when the delta has more than REBASE_ROWS rows, and when the log of changes in Postgres lacks the driver's revision. So the cost
 of a change depends on the size of the change, not on the size of the registry.
 """
@@ -107,8 +107,9 @@ class Follower:
         if cause != self._failure or now - at >= WARN_EVERY_S:
             self._warned = (self._failure, now)
             log.warning(
-                "delivery is paused: %s. Such a registry is older than snapshot.max_age_s, so events wait in Kafka. Delivery "
-                "resumes by itself when the registry can be read again: do what the reason says, or check Postgres", reason,
+                "delivery is paused: %s. The registry is older than snapshot.max_age_s permits, so events wait in Kafka. "
+                "Delivery resumes by itself when the registry can be read again: do what the reason says, or check Postgres",
+                reason,
             )  # fmt: skip
 
     @property

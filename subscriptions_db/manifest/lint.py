@@ -76,7 +76,7 @@ def event_type(wanted: str, known: Collection[str], *, has_topics: bool) -> Iter
 
 def filter_roots(pattern: Any, path: str = "filter") -> Iterator[errors.RegistrationError]:
     """Yield a warning for each top-level field of a filter pattern, or of its `$or` branches, that not every event has."""
-    if not isinstance(pattern, dict):  # plain SQL wrote it; the snapshot quarantines it
+    if not isinstance(pattern, dict):  # no filter, or one that plain SQL wrote; the snapshot quarantines that
         return
     for name, wanted in pattern.items():
         if name == "$or":

@@ -4,7 +4,7 @@ Runs in `fanout` commands and in the API. The second application of a manifest c
 name stay unchanged, with two exceptions:
 
 1. A tenant in the manifest has `sub_tenants`: its other sub-tenants are deleted.
-2. `prune` deletes the other endpoints and subscriptions of the manifest's customers, including the owners of its endpoints.
+2. `prune` deletes other endpoints and subscriptions of the manifest's customers. Owners of its endpoints count as customers.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def apply(
     """Register the manifest in one transaction, with audit entries.
 
     `dry_run` writes nothing, and returns the changes without new secrets. `prune` also deletes the other endpoints
-    and subscriptions of the manifest's customers, including the owners of its endpoints. `known_types` are event types that
-    exist in addition to the catalogue's. `strict` refuses manifests with lint warnings.
+    and subscriptions of the manifest's customers. `known_types` are event types that exist in addition to the catalogue's.
+    `strict` refuses manifests with lint warnings.
 
     Raise RegistrationError if a check or a constraint refuses the manifest. Raise RegistryUnavailable if Postgres does not
     answer or another transaction changes the same rows. The session has no statement timeout afterwards.

@@ -26,12 +26,12 @@ from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
 
 LIFETIME = dt.timedelta(days=7)
-"""Time in which a receiver may use the callback URL: enough for a person to find the URL in a log."""
+"""Time after a question in which its receiver may use the callback URL: enough for a person to find the URL in a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverQuestion:
-    """A question to a receiver, ready to record and to send."""
+    """A request that asks a receiver for permission to deliver (a question), ready to record and to send."""
 
     endpoint_id: str
     to: origin.Target
@@ -50,7 +50,7 @@ def prepare(
     origin: str,
     public_url: str,
 ) -> ReceiverQuestion:
-    """Return a question to an endpoint's receiver. Change nothing.
+    """Return the question that asks an endpoint's receiver for permission to deliver. Change nothing.
 
     `row` is the endpoint's row of registered_rows. `origin` is the setting `delivery.webhook_origin`. `public_url` is the URL
     of the API; if it is empty, the question has no callback URL. Raise RegistrationError if `origin` is empty, or if the

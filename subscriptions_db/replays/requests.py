@@ -198,7 +198,7 @@ def get_any(connection: connect.Connection, replay_id: str) -> ReplayRequest | N
 
 
 def newest(connection: connect.Connection, *, endpoint_id: str | None, limit: int) -> list[ReplayRequest]:
-    """Return at most `limit` replays to an endpoint, the newest first. `endpoint_id` None: of all customers."""
+    """Return at most `limit` replays to an endpoint, the newest first. `endpoint_id` None: to any endpoint."""
     with connect.translated_errors():
         found = connection.execute(query("newest_replays"), {"endpoint_id": endpoint_id, "limit": limit})
         return [ReplayRequest.from_row(row) for row in found]

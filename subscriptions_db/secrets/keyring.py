@@ -99,7 +99,7 @@ class KeyRing:
 def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
     """Raise SettingsError if, for one of the key ids in the registry, the key ring opens none of the sampled secrets.
 
-    A sample has up to ten secrets of each key id. Called before the job reads the registry, before the API uses it, and by
+    A sample has up to ten secrets of each key id. Called before the job reads or the API uses the registry, and by
     `fanout apply` and `fanout endpoints rotate-secret`. Later, a secret that does not open quarantines its endpoint. A wrong
     key ring would quarantine every endpoint.
     """

@@ -121,8 +121,8 @@ def read_candidates(
 
     `tenant_id` None: return the subscriptions to the events of all tenants instead. The snapshot also has the endpoints, and
     the tenant if it is registered. With a tenant, the returned scopes contain only the part about this tenant. One statement
-    finds the subscriptions; for most pairs of tenant and event type, there are none. A second read, at the returned revision or
-    a later one, then reads their rows.
+    finds the ids of the subscriptions. For most pairs of tenant and event type, there are none. Otherwise a second read, at the
+    returned revision or a later one, reads the subscriptions and endpoints.
     """
     asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
     statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")

@@ -225,7 +225,7 @@ def test_a_request_that_gets_no_place_in_its_time_fails_by_our_own_fault():
         async with serving.serve(serving.hanging, host="0.0.0.0") as server, serving.network(max_connections=1) as network:
             first = asyncio.create_task(network.post(serving.to(server.url("127.0.0.1")), HEADERS, b"body", 1.0))
             await asyncio.sleep(0.1)
-            with pytest.raises(errors.LocalFailure, match="no connection came free"):
+            with pytest.raises(errors.LocalFailure, match="no free connection"):
                 await network.post(serving.to(server.url("127.0.0.2")), HEADERS, b"body", 0.2)
             with pytest.raises(errors.AttemptTimedOut):
                 await first

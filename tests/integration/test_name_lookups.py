@@ -150,7 +150,7 @@ def test_more_hanging_names_than_lookups_never_count_against_another_endpoint(na
             hanging = [post(f"hangs{number}.example.com", "evil", 1.0) for number in range(4)]
             assert await asyncio.to_thread(names.were_asked, 4)
             for waiting in [post("hooks.example.com", customer, 0.2) for customer in ("acme", "beta")]:
-                with pytest.raises(errors.LocalFailure, match="no look-up of a name came free"):
+                with pytest.raises(errors.LocalFailure, match="no free thread to look up"):
                     await waiting
             for task in hanging:
                 with pytest.raises(errors.AttemptTimedOut, match="while looking up the name"):

@@ -78,7 +78,7 @@ def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> 
 
 
 def clamped(ends: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> Positions:
-    """Return the end offsets of an interrupted micro-batch, limited to what Kafka holds.
+    """Return the end offsets of an interrupted micro-batch, limited to the offsets that Kafka holds.
 
     Partitions that no longer exist are left out. The micro-batch runs again after the positions were moved, and Spark would
     fail if Kafka did not have all of its records.

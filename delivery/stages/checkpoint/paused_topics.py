@@ -50,7 +50,7 @@ class PausedTopic(NamedTuple):
     micro-batch runs again instead, `offsets` are void."""
     offsets: dict[str, int]
     """The next offset of each partition, by the partition's number as a decimal text. At first only paused partitions have an
-    entry; `moved_out` adds the others."""
+    entry; `moved_out` adds the other partitions."""
 
 
 Topics = Mapping[str, PausedTopic]

@@ -61,8 +61,8 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
 class Reruns:
     """Provide `work_log`, the completed-work log for the tasks of the present micro-batch of one lane.
 
-    The log names completed deliveries only for a micro-batch that runs again. `of` is the class that interprets the lane's
-    result records.
+    The driver reads completed deliveries into the log only for a micro-batch that runs again. `of` is the class that interprets
+    the lane's result records.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ def batches(
     wanted record; None: no limit. A partition ends there, or where the consumer finds no further record, whichever comes first.
     The consumer needs the option `enable.partition.eof`. A poll returns at most `max_records` messages. A poll without messages
     within `wait_s` seconds yields an empty list, so that the caller can check its deadline. Messages with an error are yielded
-    as well: the caller decides what an error means.
+    as well, except the error for the end of a partition. The caller decides what an error means.
     """
     from confluent_kafka import KafkaError  # noqa: PLC0415  # most workers never need it
 

@@ -1,9 +1,9 @@
 """Read from the result topics which deliveries an interrupted micro-batch had completed, so that they are not repeated.
 
 delivery.webhooks.results.completed_work interprets the result records. Runs on the driver before a query, and in an executor
-where Spark retries a task. The real-time lane also reads its offset receipts with this module. Must not import the settings,
-for the reason in delivery.stages.kafka.sink: a worker that unpickles a CompletedWork imports this module. If Kafka does not
-answer `read`, the lane starts anyway, and deliveries whose results could not be read are repeated.
+where Spark retries a task. The real-time lane also reads its offset receipts (records of handled offsets) with this module.
+Must not import the settings, for the reason in delivery.stages.kafka.sink: a worker that unpickles a CompletedWork imports this
+module. If Kafka does not answer `read`, the lane starts anyway, and deliveries whose results could not be read are repeated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BOUNDS = ReadBounds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedWork:
-    """The completed-work log of one micro-batch: the deliveries that ended in an earlier run. Travels to the tasks.
+    """The completed-work log of one micro-batch: the deliveries that ended in an earlier run. Pickled into the tasks.
 
     `known` has the keys of these deliveries, as far as the driver has read them. The other fields say where a task that Spark
     retries reads further keys.
@@ -63,17 +63,17 @@ class CompletedWork:
     """Keys of the deliveries, and in the retry lane of the leases, that an earlier run of the whole micro-batch completed."""
 
     def ended(self, attempt_number: int) -> frozenset[completed_work.Key]:
-        """Return the keys of the deliveries and leases that a task must not repeat. Called in the task.
+        """Return the keys of the deliveries, and of the leases of retry entries, that a task must not repeat.
 
-        `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 reads nothing. Only an earlier run of the whole
-        micro-batch can have handled the task's records, and `known` has the results of that run. Later attempts read the
-        topics.
+        Called in the task. `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 reads nothing. Only an
+        earlier run of the whole micro-batch can have handled the task's records, and `known` has the results of that run.
+        Later attempts read the topics.
         """
         return self.known if attempt_number == 0 else self.known | read(self)
 
 
 def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[completed_work.Key]:
-    """Return the keys of the deliveries and leases that ended, by the results in Kafka.
+    """Return the keys of the deliveries, and of the leases of retry entries, that have ended by the results in Kafka.
 
     The results are read from SLACK_MS before `work_log.since_ms` on.
 

@@ -30,7 +30,8 @@ IS_REPEATED = (
 """The end of the message about a row that could not be written."""
 DELIVERY_TIMEOUT_MS = 600_000
 """Milliseconds for which a row waits for an absent Kafka. If the task failed earlier, deliveries whose results it could not
-write would be repeated. The retry lane keeps completions of background attempts longer (endpoint_state.COMPLETED_KEPT_MS)."""
+write would be repeated. The retry lane keeps results of attempts that outlive their task longer than this
+(endpoint_state.COMPLETED_KEPT_MS)."""
 _FLUSH_S = 1.0
 """Seconds of one flush. The loop in `finish` looks for a failed row between two flushes."""
 OPTIONS: Mapping[str, str | int | float | bool] = {
@@ -61,7 +62,7 @@ class Writing(Protocol):
         """
 
     def flush(self, within_s: float) -> None:
-        """Wait up to `within_s` seconds until Kafka has confirmed the enqueued rows. For a task that has failed."""
+        """Wait up to `within_s` seconds until Kafka has confirmed the enqueued rows. Called by a task that fails."""
 
     def finish(self) -> None:
         """Wait until Kafka has confirmed all rows; raise KafkaUnavailable if a row could not be written."""

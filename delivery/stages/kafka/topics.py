@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 10
 """Seconds for one request to Kafka."""
 LOOK_S = 0.2
-"""Seconds between two looks at the leaders of new topics. The answer has all topics of the cluster."""
+"""Seconds between two requests for the leaders of new topics. Not shorter: each answer has all topics of the cluster."""
 LEADERS_WITHIN_S = 60
 """Seconds for new topics to get leaders. A broker that had just created 2,000 other topics took more than 10."""
 _NO_RIGHT = frozenset(

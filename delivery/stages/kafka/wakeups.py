@@ -73,7 +73,10 @@ class Waker:
         threading.Thread(target=self._run, name=f"wake-ups of {self._lane}", daemon=True).start()
 
     def update(self, pending: ShardBacklog) -> None:
-        """After a micro-batch: set the next due time by the lane's backlog, restart the idle time, and set the metrics."""
+        """Set the next due time by the lane's backlog, restart the idle time, and set the metrics.
+
+        Called after each micro-batch in which the shards reported their backlog.
+        """
         metrics.PENDING_EVENTS.labels(self._lane).set(pending.events)
         metrics.PENDING_BYTES.labels(self._lane).set(pending.size)
         metrics.PENDING_OLDEST.labels(self._lane).set(0 if pending.oldest_ms is None else pending.oldest_ms / 1000)

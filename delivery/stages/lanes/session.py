@@ -53,11 +53,12 @@ ALWAYS = {
     "spark.python.unix.domain.socket.dir": "/tmp",  # noqa: S108  # only the job's user may open the sockets
     # The broadcast snapshot holds customers' secrets; without this, its blocks would be on the local disks in the clear.
     "spark.io.encryption.enabled": "true",
-    # The key of those blocks, and closures with the Kafka login, travel between driver and executors. They are encrypted, and
-    # only for processes that know the application's secret. Spark creates it by itself on one machine, on Kubernetes and YARN.
+    # The key of the encrypted blocks, and closures with the Kafka login, travel between driver and executors. With these two
+    # settings Spark encrypts the connections, and only processes that know the application's secret can connect. Spark creates
+    # the secret by itself on one machine, on Kubernetes and on YARN.
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
-    # Applies to names and values, and to the options of the Kafka source.
+    # Spark hides a setting, or an option of the Kafka source, if its name or its value matches.
     "spark.redaction.regex": r"(?i)secret|password|token|access[.]?key|keystore[.]key|credential|user[.]info|jaas"
     r"|keys?[._]ring|database[._]url",
     # If a busy machine handles an event of Spark's scheduler slowly, Spark logs the event with all settings, not redacted.
@@ -67,15 +68,16 @@ ALWAYS = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # Must be more than the number of Kafka partitions. Otherwise Spark opens and closes consumers in each micro-batch.
     "spark.kafka.consumer.cache.capacity": "4096",
-    # The first records are sent while Spark reads the rest.
+    # A worker sends the first records while Spark reads the rest.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.sql.streaming.stopTimeout": STOP_TIMEOUT,
     # Milliseconds between two checks for new records while there are none. Spark's 10 ms cost a quarter of a core while no
     # events come. An event that ends a silence waits for half of this time on average.
     "spark.sql.streaming.pollingDelay": "25",
-    # Spark keeps these for its web pages, served or not. At ten micro-batches a second, a thousand of them would fill the old
-    # generation of the heap. Its collection stops the JVM for 0.3 s each minute (docs/adr/0029).
+    # Spark keeps finished jobs, stages and queries for its web pages, even if it serves none. At ten micro-batches a second,
+    # Spark's default of a thousand each would fill the old generation of the heap. A collection of the old generation stops the
+    # JVM for 0.3 s each minute (docs/adr/0029).
     "spark.ui.retainedJobs": RETAINED,
     "spark.ui.retainedStages": RETAINED,
     "spark.sql.ui.retainedExecutions": RETAINED,
@@ -214,7 +216,10 @@ def _end(spark: SparkSession) -> None:
 
 
 def _name_an_address(master: str) -> None:
-    """Set Spark's address in the environment if the host name does not resolve: otherwise the JVM would fail at its start."""
+    """Set Spark's address in the environment if the host name does not resolve, and the operator has set no address.
+
+    Otherwise the JVM would fail at its start. Raise SettingsError if this machine has no address for Spark.
+    """
     name = local_address.host_name()
     if added := local_address.missing(os.environ, master, name=name):
         log.warning(

@@ -131,7 +131,7 @@ class StatefulLane(abc.ABC):
     def _take_backlog(self) -> ShardBacklog | None:
         """Return the backlog of all shards after a micro-batch, and schedule the lane's next wake-up.
 
-        None: the micro-batch had no input partitions, so the shards did not report.
+        None: the micro-batch had no input partitions, so the shards did not report. The earlier schedule stays.
         """
         backlog, self._pending.value = self._pending.value, ShardBacklog()
         if backlog.shards < len(self._shard_keys):  # a micro-batch without input partitions asks no shard

@@ -35,8 +35,8 @@ ASK_S = 3.0
 """Seconds between two requests to an absent Kafka, and before the first one. The first wait covers tasks of a failed Spark job,
 which may run for `spark.python.task.killTimeout`, 2 s."""
 MOST_ABSENCES = 3
-"""Consecutive restarts of a query without progress, after which the lane fails. A query restarts when Kafka answers again after
-an outage."""
+"""Consecutive restarts of a query without progress, after which the lane fails at the next outage of Kafka. After an outage a
+query restarts when Kafka answers again."""
 MOST_FAILED_PLANS = 10
 """Consecutive restarts of a query without progress, after which the lane fails if planning times out again. Many, because the
 end of the job would cost more CPU than a further restart."""
@@ -66,7 +66,7 @@ class Result(enum.Enum):
     COMMITTED = enum.auto()
     """All results are written, and Spark commits the micro-batch. With `once`, the query ends after its last micro-batch."""
     REPLAN = enum.auto()
-    """The query restarts with a new plan, and the micro-batch runs again without the deliveries in its completed-work log."""
+    """The query restarts with a new plan. A micro-batch that is not committed runs again, without deliveries that had ended."""
     STOP = enum.auto()
     """The job was asked to stop. The micro-batch is not committed, and runs when the job starts again."""
     KAFKA_AWAY = enum.auto()
@@ -94,10 +94,11 @@ class StreamingLane(Generic[Registry]):
 
     `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
     with the number of each micro-batch before `handle`. After a query ended because Kafka did not answer, `is_kafka_back` is
-    called every `ask_s` seconds until it returns True. `is_woken`: True if a wake-up causes a micro-batch at the start even
-    without records. The lane is then ready once this micro-batch is committed, so no event waits for the slow first
-    micro-batch of a process. False: the lane is ready once its query has started. `paused` has the topics that wait for the
-    schema registry; None: the lane pauses no topic. When these topics change, the query restarts with a new plan.
+    called every `ask_s` seconds, until it returns True or the job is asked to stop. `is_woken`: True if a wake-up record in
+    Kafka causes a micro-batch at the start even without events. The lane is then ready once this micro-batch is committed, so
+    no event waits for the slow first micro-batch of a process. False: the lane is ready once its query has started. `paused`
+    has the topics that wait for the schema registry; None: the lane pauses no topic. When these topics change, the query
+    restarts with a new plan.
     `stalled_after_s`: when the job stops, the lane interrupts a micro-batch that runs for that many seconds more.
     """
 
@@ -223,7 +224,7 @@ class StreamingLane(Generic[Registry]):
                 )
             self._begins.wait(POLL_S)  # not awaitTermination: it raises what _handle_batch raised on purpose
             self._begins.clear()
-            # Asked only for new progress: each time the JVM formats the offsets of hundreds of topics.
+            # Ask the JVM only for new progress: for each answer it formats the offsets of hundreds of topics.
             if newest is not None and _committed(newest) >= self._handled:
                 continue
             if (last := query.lastProgress) is None or last == newest:

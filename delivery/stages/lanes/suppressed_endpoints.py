@@ -21,9 +21,10 @@ from delivery.webhooks.scheduling import deferral
 class SuppressedEndpoints:
     """The suppressed endpoints of one application, each with the reason. Thread-safe.
 
-    `attempt_s` is the longest duration of a fast lane's attempt. An endpoint that is unresponsive to one worker is suppressed
-    for all workers for twice `attempt_s`. After that time the attempts in flight have ended, and the retry lane has their
-    results. From then on the retry lane decides whether the endpoint is suppressed. `clock` is monotonic, in seconds.
+    `attempt_s` is the longest duration of an attempt of the direct, batch or real-time lane. An endpoint that is unresponsive
+    to one worker is suppressed for all workers for twice `attempt_s`. After that time the attempts in flight have ended, and
+    the retry lane has their results. From then on the retry lane decides whether the endpoint is suppressed. `clock` is
+    monotonic, in seconds.
     """
 
     def __init__(self, attempt_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -108,7 +108,7 @@ def read(
     moved = sum(next_offsets.values()) - sum(begun.positions.values())
     if newer := {place: found for place, found in runs.items() if place not in begun.positions}:
         next_offsets |= _starts_of_newer(asked, newer, bounds.reads)
-    # Rows beyond the receipts were written in the last seconds before the end; SLACK_MS covers them.
+    # Results beyond the receipts were written in the last seconds of the previous query. SLACK_MS covers these seconds.
     since_ms = max(begun.since_ms, newest_ms)
     rows = completed_reader.CompletedWork(client=asked.client, topics=asked.topics, since_ms=since_ms)
     ended = completed_reader.read(rows, bounds.reads)
@@ -191,10 +191,15 @@ def _starts_of_newer(
 ) -> dict[Place, int]:
     """Return the first offset to deliver in each partition with receipts that no commit names. Such a partition is new.
 
-    Spark starts it at the first record that Kafka still has. From there, the receipts in `runs` count. They do not if they name
-    more records than Kafka has: then they are of a deleted topic with the same name, which is logged. If the new topic already
-    has as many records, nothing shows this, and the receipts count. A partition of a topic that does not exist is left out.
-    Raise KafkaUnavailable if Kafka does not answer, or refuses.
+    Spark starts a new partition at the first record that Kafka still has. The receipts in `runs` move this start forward, with
+    two exceptions:
+
+    1. The receipts name later offsets than Kafka has: the topic was deleted and created again, or Kafka has lost records. The
+       partition starts at its first record, and a warning is logged.
+    2. The topic or the partition does not exist: the partition is left out.
+
+    If a topic was created again and already has as many records, case 1 is not recognised, and the receipts count. Raise
+    KafkaUnavailable if Kafka does not answer, or refuses.
     """
     import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
 
@@ -228,7 +233,7 @@ def _starts_of_newer(
 
 
 INITIAL_POSITIONS_FILE = "realtime-begins.json"
-"""File beside the lane's folder. It holds the first offsets of a lane that has committed nothing since topics moved to it."""
+"""File beside the lane's folder. It holds the offsets at which the lane begins if it has committed nothing yet."""
 
 
 def begin_at(spark: SparkSession, checkpoint: str, positions: offset_log.Positions) -> None:

@@ -48,8 +48,8 @@ def addresses(context: SparkContext) -> tuple[str, str]:
 class TaskReports:
     """The sum of the reports of all tasks since the last `TaskServer.drain`.
 
-    Each field has the sum, or of sets the union, of the field of the same name in `messages.TaskReport`. `delay_s` has the
-    largest one instead.
+    Each field has the sum of the fields of the same name in `messages.TaskReport`: for sets their union, for `delay_s` the
+    largest value.
     """
 
     counters: Counters = field(default_factory=Counters)

@@ -43,7 +43,7 @@ class Reason(enum.StrEnum):
     IDLE = "idle"
     """The number falls, because fewer executors would have sufficed for `scale_in_after_s`."""
     ENOUGH = "enough"
-    """The number suffices, and no smaller one has sufficed for `scale_in_after_s`."""
+    """The number suffices. No smaller number has sufficed for `scale_in_after_s`, or the number fell less than STEP_S ago."""
     UNKNOWN = "unknown"
     """The number suffices for the known lags, and the lag of at least one lane is unknown."""
     HOLDING = "holding"

@@ -127,7 +127,7 @@ def _with_throughput(known: Measured) -> Measured:
     """Return `known` after its newest observation: with new `per_executor`, `proven` and `measuring_since`."""
     load, since = known.window[-1], known.measuring_since
     if not known.is_behind:
-        # The window begins SETTLE_S or more after the last change of the number of executors.
+        # The window begins about SETTLE_S, or more, after the last change of the number of executors.
         is_steady = load.at_s - known.changed_at_s > WINDOW_S + SETTLE_S
         proven = max(known.proven, known.handled_per_s / known.executors) if is_steady else known.proven
         return dataclasses.replace(known, measuring_since=None, proven=proven)

@@ -96,7 +96,7 @@ class Task:
         self._writing = tools.sink()
 
     def write(self, results: Results) -> None:
-        """Count and log results, and enqueue their rows for all topics of results. Waits while the producer's queue is full.
+        """Count and log results, and enqueue their rows for all topics of results. Wait while the producer's queue is full.
 
         Write the events of batch records too, and wait until Kafka has confirmed or refused them. If Kafka refuses an event for
         good, its batch record becomes a rejection. Raise KafkaUnavailable if an event could not be written now, if a row cannot

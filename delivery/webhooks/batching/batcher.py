@@ -180,7 +180,8 @@ class _Batcher:
     def decide(self, arrived: Iterable[bytes]) -> BatchingDecision:
         kept = self._gathered(arrived)
         immediate = {key for key, batch in kept.items() if batch.mark == segment.Mark.IMMEDIATE}
-        # Events that never enter the index, sent after the stored events. If all endpoints flush immediately: all events.
+        # These events never enter the index, and are sent after the stored events. With immediate flush at all endpoints, all
+        # events outside full batches are among them.
         unstored = [kept.pop(key) for key in sorted(immediate.difference(self._index.endpoints))]
         for key, batch in kept.items():
             self._count_in(key, batch)

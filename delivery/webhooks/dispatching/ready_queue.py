@@ -59,7 +59,7 @@ class ReadyQueue(Generic[Sent]):
     def _may_begin(self, queue: Queue[Sent], now: float) -> bool:
         """Return True if the first delivery of the queue may be attempted now.
 
-        1. False if the queue is empty, or if its endpoint has failed meanwhile and has its one request in flight.
+        1. False if the queue is empty, or if its limit has fallen meanwhile and is reached by the requests in flight.
         2. False if the rate allows no request yet. The queue becomes ready again when the rate allows one.
         3. False if the host has no capacity. The queue becomes ready again when the host has capacity.
         4. Otherwise True.

@@ -38,10 +38,11 @@ class Phase(enum.Enum):
 
 
 class Timeouts:
-    """Call back when deliveries have waited for the queue timeout, and when responses may be overdue.
+    """Call back when the queue timeout has passed, and when responses may be overdue (response deadline).
 
-    Both countdowns run by `endpoint_time`, so they slow down while the worker waits for its own machine. A running
-    countdown is not started again.
+    The queue timeout is the longest wait of deliveries for their own endpoint once all other endpoints were served. Both
+    countdowns run by `endpoint_time`, so they slow down while the worker waits for its own machine. A running countdown is not
+    started again.
     """
 
     def __init__(

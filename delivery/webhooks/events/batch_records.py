@@ -1,8 +1,8 @@
 """Take a batch record apart: a Kafka record with a JSON array of CloudEvents becomes a record for each event. Pure.
 
-Runs in the executors. CloudEvents defines no batch for Kafka, so the record has the content type of the HTTP binding. Each
-event keeps its bytes and is not checked here. A lane later reads each new record like any other record, and may reject it
-(docs/adr/0049-batch-records-taken-apart.md).
+`refuse` runs wherever records are parsed, `event_records` in the executors. CloudEvents defines no batch for Kafka, so the
+record has the content type of the HTTP binding. Each event keeps its bytes and is not checked here. The platform later reads
+each new record like any other record, and may reject it (docs/adr/0049-batch-records-taken-apart.md).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Headers = tuple[tuple[str, bytes], ...]
 
 
 class BatchRecord(NamedTuple):
-    """A batch record that the parser has checked. `event_records` splits it later, for a task may have thousands of them."""
+    """A batch record that the parser has checked. It is split when it is written, as a task may have thousands of them."""
 
     record: Record
     events: int
     """Number of the events."""
     written_bytes: int
-    """Bytes of the new records for the events."""
+    """Bytes of the new records for the events, without keys."""
 
 
 class EventRecord(NamedTuple):
@@ -57,13 +57,13 @@ class EventRecord(NamedTuple):
 
 
 def refuse(headers: Headers, value: bytes, *, takes_apart: bool) -> NoReturn:
-    """Raise BatchFound for a batch record that a lane takes apart, or EventRejected if the record is rejected as a whole.
+    """Raise BatchFound for a batch record that is to be split into its events, or EventRejected if the record is rejected.
 
     `value` is the record's value, decompressed. The record is rejected in four cases:
-    1. `takes_apart` is false.
+    1. `takes_apart` is false: the operator has not allowed to split batch records.
     2. `value` is no JSON array, or is nested too deeply.
     3. The array is empty.
-    4. The array has more than MAX_EVENTS events, or their records would have more than MAX_WRITTEN_BYTES.
+    4. The array has more than MAX_EVENTS events, or their records would have more than MAX_WRITTEN_BYTES without keys.
     """
     if not takes_apart:
         raise errors.EventRejected(

@@ -18,7 +18,8 @@ _RFC_3339 = re.compile(
     r"[Tt](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d{1,18})?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
     re.ASCII,
 )
-"""RFC 3339, section 5.6, with the `T` that CloudEvents requires. February has 29 days here, whatever the year."""
+"""RFC 3339, section 5.6, with the `T` that CloudEvents requires. February has 29 days here, whatever the year.
+A second has at most 18 digits behind the point."""
 
 
 def read(value: Any, *, passes_invalid: bool, path: tuple[str, ...] = ("time",)) -> str | None:
@@ -48,7 +49,10 @@ def of_record(epoch_ms: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _second(epoch_s: int) -> str:
-    """Return a second as RFC 3339 without zone. Cached, because formatting takes as long as parsing an event."""
+    """Return seconds since the epoch as RFC 3339 text without a zone, or raise EventRejected as `of_record` does.
+
+    Cached, because formatting takes as long as parsing an event.
+    """
     try:
         return dt.datetime.fromtimestamp(epoch_s, dt.UTC).isoformat(timespec="seconds").removesuffix("+00:00")
     except (ValueError, OverflowError, OSError) as exc:

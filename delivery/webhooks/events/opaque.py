@@ -1,7 +1,8 @@
-"""Distinguish opaque payloads from JSON by their media type, and convert them between bytes and JSON text. Pure.
+"""Distinguish opaque payloads from JSON by their media type, and convert opaque payloads between bytes and JSON text. Pure.
 
-Runs in the executors, the archive, the API and the commands. An event keeps an opaque payload as a JSON string, which every
-JSON body contains unchanged. Only a request in binary mode has the payload's bytes.
+Runs in the executors, the archive, the API and the commands. An opaque payload is a payload that is not JSON, such as XML or an
+image. An event keeps an opaque payload as a JSON string, which every JSON body contains unchanged. Only a request in binary
+mode has the payload's bytes.
 
 Source: CloudEvents 1.0.2, "JSON Event Format" (sections 3.1.1 and 3.1.2); RFC 9110 and RFC 7303 for media types.
 """
@@ -19,7 +20,8 @@ from delivery.payload_form import EndpointPayload, Opaque, PayloadForm
 MAX_MEDIA_TYPE_CHARS = 256
 """Most characters of a media type with its parameters. The text becomes a header of each request."""
 SCHEMA_ID = "schemaid"
-"""Name of the CloudEvents attribute that `as_received` adds to an event with an original payload: the id of the schema."""
+"""Name of the CloudEvents attribute with the schema's id. `as_received` adds the attribute to an event that is not decoded to
+JSON for its endpoint."""
 NO_PAYLOAD = Opaque(PayloadForm.NONE)
 NULL = b"null"
 """Stand-in for a missing payload in the state and in dead letters. Older versions of the platform read it as JSON."""
@@ -94,9 +96,9 @@ def opaque_of(payload: bytes, media_type: str) -> Opaque:
 def as_received(event: Event, wanted: EndpointPayload) -> Event:
     """Return the event with its payload in the form that an endpoint wants.
 
-    If `wanted` is ORIGINAL, the framed value becomes an opaque payload of bytes. The attribute SCHEMA_ID names the schema, and
-    replaces a producer's attribute of this name. `content` stays the decoded payload. If `wanted` is JSON, or if the event was
-    not decoded by a schema, the event is returned unchanged.
+    If `wanted` is ORIGINAL, the value in the Confluent wire format becomes the payload, as bytes. The attribute SCHEMA_ID names
+    the schema, and replaces a producer's attribute of this name. `content` stays the decoded payload. If `wanted` is JSON, or
+    if the event was not decoded by a schema, the event is returned unchanged.
     """
     if event.framed is None or wanted is EndpointPayload.JSON:
         return event

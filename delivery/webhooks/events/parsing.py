@@ -1,7 +1,8 @@
 """Read a Kafka record as an event: CloudEvents binary, CloudEvents structured, or plain JSON mapped by settings.
 
-Runs in the executors, where each fast lane parses a record once. Also runs in the archive, in the API, and in the commands that
-publish, explain or check events. The payload keeps its bytes. The payload of a CloudEvent may be opaque.
+Runs in the executors, where each fast lane (direct, batch, real-time) parses a record once. Also runs in the archive, in the
+API, and in the commands that publish, explain or check events. The payload keeps its bytes. The payload of a CloudEvent may be
+opaque: not JSON.
 
 Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "JSON Event Format" (section 3.1).
 """
@@ -58,12 +59,14 @@ class Layout:
     event without a time gets the time of its record in both cases."""
     tells_ids_apart: bool = False
     """True: the `webhook-id` of a tenant's event depends on the payload too. So two events with the same id and different
-    payloads have different `webhook-id`s. False, and for operational events: it does not depend on the payload."""
+    payloads have different `webhook-id`s. False, and for the platform's own events: the `webhook-id` does not depend on the
+    payload."""
     rejects_reused_ids: bool = False
-    """True: a lane rejects a due event if the worker remembers an event with the same tenant, source and id, and another
-    payload. False: the lane delivers such an event, and counts it."""
+    """True: a lane rejects an event that it would deliver, if the worker remembers an event with the same tenant, source and
+    id, and another payload. False: the lane delivers such an event, and counts it."""
     takes_batches_apart: bool = False
-    """True: a lane takes a batch record apart (`batch_records`). False: it is rejected."""
+    """True: a lane writes each event of a batch record as a record of its own (`batch_records`). False: the batch record is
+    rejected."""
     topic_prefix: str = "events."
     """Prefix of topic names. The type of an event without a type is the topic's name without this prefix."""
     max_bytes: int = 262_144
@@ -76,10 +79,11 @@ class Layout:
 
 
 def parse(record: Record, layout: Layout) -> Event:
-    """Return the event in `record`. Raise EventRejected if the record is not an event, BatchFound if a lane takes it apart.
+    """Return the event in `record`. Raise EventRejected if the record is not a valid event.
 
-    The reason of EventRejected is one of: tombstone, empty, too_large, undecodable, not_json, missing_attribute, bad_attribute,
-    unsupported, tenant_mismatch.
+    Raise BatchFound, a subclass, if the record is a batch of events that a lane splits into records. The reason of
+    EventRejected is one of: tombstone, empty, too_large, undecodable, not_json, missing_attribute, bad_attribute, unsupported,
+    tenant_mismatch.
     """
     event = _read(record, layout)
     if event.opaque is not None:
@@ -127,8 +131,8 @@ def require_size(record: Record, value: bytes | None, layout: Layout) -> None:
 def require_room(record: Record, json_bytes: int) -> None:
     """Raise EventRejected if a payload of `json_bytes` and the record's headers have more than MAX_KEPT_BYTES.
 
-    Called for opaque payloads, and for framed values, which endpoints may get as opaque payloads. `json_bytes` counts the JSON
-    string that stands for the payload.
+    Called for opaque payloads, and for values in the Confluent wire format, which endpoints may get as opaque payloads.
+    `json_bytes` counts the JSON string that stands for the payload.
     """
     size = json_bytes + sum(header_bytes(name, content) for name, content in record.headers)
     if size > MAX_KEPT_BYTES:
@@ -198,8 +202,8 @@ def _require_blank_payload(record: Record, value: bytes | None) -> None:
     if value is not None and not (is_binary and content_type and not opaque.is_json(content_type.decode(errors="replace"))):
         raise errors.EventRejected(
             "empty",
-            "the record's value is empty or only whitespace: publish the event as the record's value. Only an opaque payload "
-            "in binary mode may be empty",
+            "the record's value is empty or only whitespace: publish the event as the record's value. Only a CloudEvent in "
+            "binary mode whose content-type is not JSON may have an empty payload",
         )
 
 
@@ -260,7 +264,10 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
 
 
 def _json_type(document: Mapping[str, Any]) -> str:
-    """Return `Event.json_type` of a structured event. Empty without a payload, or as `opaque.json_type_of` says."""
+    """Return the value of `Event.json_type` for a structured event, as `opaque.json_type_of` returns it.
+
+    Empty also if the event has no payload, or if its `datacontenttype` is not a string.
+    """
     media_type = document.get("datacontenttype")
     has_payload = "data" in document or "data_base64" in document
     return opaque.json_type_of(media_type.strip()) if has_payload and isinstance(media_type, str) else ""

@@ -69,7 +69,8 @@ class Filter:
     def matches(self, document: Mapping[str, Any]) -> bool:
         """Return True if a parsed JSON object matches the pattern. Never raises.
 
-        A lane calls `matches` for each event in scope, except where an index of the filters has ruled this filter out.
+        A lane calls `matches` for each event of the subscription's types and tenants. An index of the filters
+        (`filters.index`) may rule the filter out before.
         """
         return self._judge(document) != _NO
 

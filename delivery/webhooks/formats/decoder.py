@@ -3,7 +3,7 @@
 Runs in the event loop of a worker, in the archive and in the commands.
 
 If a schema registry is set, each worker process has one Decoder. A schema never changes under its id, so cached schemas do not
-expire, and are used while the schema registry is away. Meanwhile a record whose schema is not cached waits, and is not
+expire, and are used while the schema registry is unavailable. Meanwhile a record whose schema is not cached waits, and is not
 rejected (delivery.webhooks.routing.intake).
 """
 
@@ -41,8 +41,8 @@ class Formats:
 
     access: registry_client.Access
     topic_pattern: str
-    """Regular expression for the whole names of topics whose values may be framed. The operational topic is left out, even if
-    it matches."""
+    """Regular expression for the whole names of topics whose values may be in the Confluent wire format. The operational topic
+    (of the platform's own events) is left out, even if it matches."""
     max_schemas: int = 1000
     """Most schemas in the cache. The least recently used are dropped."""
 
@@ -65,7 +65,10 @@ class _Known(NamedTuple):
 
 
 class Decoder:
-    """Read events from records. In topics that match `formats.topic_pattern`, decode framed values by their schema first."""
+    """Read events from records. In topics that match `formats.topic_pattern`, first decode values by their schema.
+
+    Only values in the Confluent wire format (framed values) are decoded.
+    """
 
     def __init__(
         self, formats: Formats, layout: parsing.Layout, reader: PayloadReader, clock: Callable[[], float] = time.monotonic
@@ -145,7 +148,7 @@ def decoder_of(formats: Formats | None, layout: parsing.Layout) -> Decoder | Non
 
 
 def _media_type(headers: Mapping[str, bytes]) -> str:
-    """Return the media type of the framed value from the record's `content-type`. "": it is missing, invalid or a JSON type."""
+    """Return the media type of the framed value from the record's `content-type`. "": it is missing, or not valid, or JSON."""
     text = headers.get(_CONTENT_TYPE, b"").decode(errors="replace").strip()
     return text if opaque.is_media_type(text) and not opaque.is_json(text) else ""
 
@@ -154,8 +157,9 @@ def _is_kept(header: tuple[str, bytes]) -> bool:
     """Return True for a header that is also true of the decoded value.
 
     Return False for `content-encoding`. Return False for `content-type`, with two exceptions:
-    1. `content-type` names structured mode. The decoded JSON is a CloudEvent.
-    2. `content-type` names a media type of JSON. The framed value is no JSON, so this is the type of the decoded JSON.
+    1. `content-type` is `application/cloudevents+json`. The decoded JSON is a CloudEvent.
+    2. `content-type` is a JSON type for which `opaque.json_type_of` is not empty, such as `application/vnd.acme+json`. The
+       framed value is no JSON, so this is the type of the decoded JSON.
     """
     name, content = header[0].lower(), header[1]
     if name == _CONTENT_TYPE:

@@ -127,7 +127,7 @@ def _full_name(file: Any, indexes: tuple[int, ...]) -> str:
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:
         if not 0 <= index < len(messages):
-            problem = f"the value's frame names message {list(indexes)}, which its schema lacks: use a Protobuf serializer"
+            problem = f"the schema has no message with the value's indexes {list(indexes)}: use a Protobuf serializer"
             raise errors.EventRejected("bad_frame", problem)
         names.append(messages[index].name)
         messages = messages[index].nested_type

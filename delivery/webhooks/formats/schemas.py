@@ -1,6 +1,7 @@
 """Represent a schema of the schema registry, and compile it into a function that decodes bodies by the schema.
 
-Pure. Runs in the executors, the archive and the commands. A body is a framed value without its frame.
+Pure. Runs in the executors, the archive and the commands. A framed value is a value in the Confluent wire format: a frame (a
+zero byte and the schema's id), then the body.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from delivery import errors
 from delivery.webhooks.formats import avro, protobuf
 
 Decode = Callable[[bytes], bytes]
-"""A function that takes the body of a framed value, and returns its JSON. It raises EventRejected if an Avro or Protobuf body
-does not fit its schema. It returns a JSON body unchanged and unchecked."""
+"""A function that takes the body of a framed value, and returns its JSON. The function raises EventRejected if the schema
+cannot be used, or if an Avro or Protobuf body does not fit its schema. It returns a JSON body unchanged and unchecked."""
 
 
 class SchemaType(enum.StrEnum):

@@ -1,8 +1,9 @@
 """Keep a bounded number of connections open between requests. Only requests with equal origins share a connection.
 
-Runs in the event loop of a worker, of the API or of a command. The only module that uses aiohttp's internal interfaces, for
-which aiohttp is pinned (docs/adr/0003). aiohttp's connector looks up names, connects and sets up TLS. The limit of
-aiohttp's own pool leaves out idle connections. With 10,000 endpoints that pool would need too many file descriptors.
+An origin is a scheme, host and port with a customer and a TLS context. Runs in the event loop of a worker, of the API or of a
+command. The only module that uses aiohttp's internal interfaces, for which aiohttp is pinned (docs/adr/0003). aiohttp's
+connector looks up names, connects and sets up TLS. The limit of aiohttp's own pool leaves out idle connections. With 10,000
+endpoints that pool would need too many file descriptors.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _MAX_CONNECTIONS = 16_384
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 _NO_TRACES: list[Any] = []
-_NO_FREE_CONNECTION = "no connection came free within the attempt's time"
-_NO_FREE_LOOKUP = "no look-up of a name came free within the attempt's time"
+_NO_FREE_CONNECTION = "the platform had no free connection within the attempt's time"
+_NO_FREE_LOOKUP = "the platform had no free thread to look up the host name within the attempt's time"
 _LOOKING_UP = "while looking up the name"
 
 

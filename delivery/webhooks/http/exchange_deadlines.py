@@ -17,12 +17,14 @@ CHECK_EVERY_S = 0.02
 """Seconds between two checks for exchanges at their deadlines. An exchange may overrun its deadline by this much, or by more
 if the event loop stalls."""
 MAX_EXTENSION_S = 8.0
-"""Most seconds that our own delay adds to an attempt's timeout. Bounded, because a worker that ends waits for its attempts."""
+"""Most seconds that own delay (this process waits for CPU or memory) adds to an attempt's timeout. Bounded, because a worker
+that ends waits for its attempts."""
 
 
 Deadline = tuple[float, float]
 """The two deadlines of an exchange, in seconds. When the endpoint clock passes the first, the endpoint took too long. When the
-event loop's clock passes the second, the delay is our own. A plain tuple, because each request makes a Deadline."""
+event loop's clock passes the second, the delay is our own. The endpoint clock leaves own delay out. A plain tuple, because each
+request makes a Deadline."""
 
 
 class Expiring(Protocol):

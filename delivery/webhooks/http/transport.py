@@ -74,8 +74,8 @@ class Transport:
         `target.head` has the method: POST for deliveries and tokens, OPTIONS for handshakes. `headers` are the header lines of
         this request alone, each ended by CRLF. `timeout_s` bounds the time from the wait for a connection to the response, by
         `endpoint_time`. A timeout per read would never expire on an endpoint that sends byte by byte. Redirects are not
-        followed. If a reused connection breaks before any byte of the response, or ends with a 408, the request is sent again
-        on a new one.
+        followed. If a reused connection breaks before any byte of the response, the request is sent again on a new connection.
+        The same applies if a reused connection returns a 408 and can take no further request.
         """
         deadline = self._deadlines.within(timeout_s)
         request = b"%s%scontent-length: %d\r\n\r\n%s" % (target.head, headers, len(body), body)

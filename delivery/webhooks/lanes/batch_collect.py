@@ -46,7 +46,10 @@ class _DueBatches(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """The segments with the due events of some records, and the results: skips, rejections and, at the end, receipts."""
+    """The segments with the events of some records that go to batches, and the skips and rejections.
+
+    The last Collected of a task has the offset receipts too: records of the offsets that the task handled.
+    """
 
     rows: list[SegmentRow] = field(default_factory=list)
     results: Results = field(default_factory=Results)

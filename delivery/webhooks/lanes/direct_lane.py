@@ -33,7 +33,7 @@ class _DueDeliveries(NamedTuple):
 
 
 class DirectLane:
-    """Deliver the records of one Spark partition of a micro-batch, or of one slice of the real-time lane. Used once.
+    """Deliver the records of one Spark partition of a micro-batch, or of one slice (a second) of the real-time lane. Used once.
 
     Every record is rejected, or is a batch record, or each of its deliveries is skipped, delivered, dead-lettered or deferred
     to the retry lane. `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an

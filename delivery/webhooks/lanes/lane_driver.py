@@ -28,7 +28,7 @@ DRAIN_S = 2.5
 """Most seconds for which a failing task waits for attempts in flight. Deliveries whose results arrive in time are not
 repeated."""
 LEASES_AT_ONCE = 16
-"""Most leases that are read before the results so far are written."""
+"""Most leases (sets of retry entries) that are read before the results so far are written."""
 Returned = TypeVar("Returned")
 
 
@@ -210,7 +210,7 @@ class LeaseDriver:
     def drain(self) -> retry_lane.LeaseResults | None:
         """Return the results that were neither returned nor yielded before. Does not wait for leases. None: no results.
 
-        Of a lease in flight these are its accepted deliveries. All its other results come when the lease has ended.
+        A lease in flight gives only its accepted deliveries. All its other results come when the lease has ended.
         """
         return self._thread.call(self._retry.drain)
 

@@ -1,8 +1,8 @@
 """Deliver records as they arrive during a long Spark task. The records of each second go to a DirectLane of their own, a slice.
 
-A Spark task of the real-time lane lasts for minutes, but a DirectLane returns its offset receipts only at its end. Slices give
-receipts about once a second, or later if a slice takes long to finish. A slice finishes while the next slice begins, and no
-record waits for the end of a slice (docs/adr/0040).
+A Spark task of the real-time lane lasts for minutes, but a DirectLane returns its offset receipts only at its end. An offset
+receipt says which offsets of a partition were handled. Slices give receipts about once a second, or later if a slice takes long
+to finish. A slice finishes while the next slice begins, and no record waits for the end of a slice (docs/adr/0040).
 
     task's thread ── feed ─► waiting ─► slice ─► finishing slice ─► results ── next_results ─► writer's thread
 """
@@ -318,7 +318,7 @@ class RealtimeSlices:
         self._report(ending.take_unqueued())
         results = self._with_worker_state(await ending.slice.lane.finish())
         receipts, results.receipts = results.receipts, []
-        for receipt in receipts:  # a receipt begins where the partition's receipt before ended
+        for receipt in receipts:  # a receipt begins where the partition's previous receipt ended
             receipt.first_offset = ending.first_offsets[receipt.topic, receipt.partition]
         if before:
             self._queue(results)

@@ -1,9 +1,9 @@
 """Deliver leases of the retry lane by the current registry, and report their results.
 
-A lease is a set of retry entries that a shard gives to a worker for a limited time. A RetryLane lives as long as its worker
-process. A micro-batch waits for its leases for a moment only. Attempts that take longer continue, and their results leave with
-a later task of this process, of any lane. The attempts of a lease end before its shard considers the lease expired
-(`ShardPolicy.lease_timeout_s`).
+A lease is a set of retry entries that a shard gives to a worker for a limited time. A shard is one key of the lane's state in
+Spark, with the retry entries of some endpoints. A RetryLane lives as long as its worker process. A micro-batch waits for its
+leases for a moment only. Attempts that take longer continue, and their results leave with a later task of this process, of any
+lane. The attempts of a lease end before its shard considers the lease expired (`ShardPolicy.lease_timeout_s`).
 
 This module decides which leases are delivered, and when their results leave. For one lease:
 * delivery.webhooks.leases.lease_triage decides what happens to each entry.
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
 """Seconds after the start of a lease in which its attempts may begin. So a lease ends at most LEASE_S and one timeout after its
-start, extended by own delay. A lease never expires while one of its attempts is in flight."""
+start. Own delay (the worker waits for CPU or memory) extends this time. A lease never expires while one of its attempts is in
+flight."""
 
 
 class LeaseResults(NamedTuple):
@@ -226,8 +227,8 @@ class RetryLane:
             # An unforeseen error in one lease must not affect other leases. The lease expires, and its shard leases the entries
             # again.
             log.exception(
-                "an unforeseen error in one lease: the lease expires, and its retry entries are attempted again. Send this "
-                "traceback to the maintainers of the platform",
+                "an unforeseen error in one lease, a set of retry entries of this endpoint: the lease expires, and its entries "
+                "are attempted again. Send this traceback to the maintainers of the platform",
                 extra={"endpoint_id": lease.message.endpoint_id},
             )
             self._book.forget(lease)

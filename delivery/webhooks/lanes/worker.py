@@ -180,7 +180,7 @@ class Worker:
     def drain_leases(self) -> retry_lane.LeaseResults | None:
         """Return the results of leases that neither `retry` nor this method has returned yet, without waiting. None: no result.
 
-        Of a lease in flight, these are its accepted deliveries. Its other results come when it has ended.
+        A lease in flight gives only its accepted deliveries. Its other results come when the lease has ended.
         Called in the thread of a task of any lane, because this process may get no task of the retry lane for long. A lease
         whose report stays away for `ShardPolicy.lease_timeout_s` expires, and its entries are leased again. Each result is
         returned once, so the calling task must write the results and reports to Kafka. The task must not hand these deliveries

@@ -24,7 +24,7 @@ class Plan:
     limits: limits.Limits = field(default_factory=limits.Limits)
     quick_retry: backoff.QuickRetry = field(default_factory=backoff.QuickRetry)
     attempt_timeout_s: float = 2.0
-    """Seconds for an attempt in a fast lane, and for a request for an access token."""
+    """Seconds for an attempt in the direct, the batch or the real-time lane, and for a request for an access token."""
     max_extension_s: float = exchange_deadlines.MAX_EXTENSION_S
     """Most seconds that waits of the worker for its own machine add to `attempt_timeout_s`."""
     max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S

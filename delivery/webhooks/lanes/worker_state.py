@@ -144,8 +144,9 @@ class WorkerState:
     def complete(self, results: Results) -> Results:
         """Add the worker's own state to results from the end of a task or slice, and return these results. Called in the loop.
 
-        The state: the seconds of own delay and the number of waits for hosts, both since the last call; and how far this
-        worker's clock is ahead of the driver's. `results.accepting` keeps only the endpoints whose next health hint is due. If
+        The state has three parts. The seconds of own delay (this process waited for CPU or memory) and the number of waits for
+        hosts count since the last call. The third part is how far this worker's clock is ahead of the driver's.
+        `results.accepting` keeps only the endpoints that are to be reported to the retry lane now (health hints). If
         `results.reach` shows that our own network is broken, forget all circuit breakers.
         """
         results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())

@@ -31,7 +31,8 @@ class EndpointObservations:
     ) -> None:
         """Record what the attempt of a retry entry shows about its endpoint.
 
-        1. The endpoint responded: it is reachable, whatever failed before or fails later. After 410 Gone it is also gone.
+        1. The endpoint responded with an HTTP status: it is reachable, whatever failed before or fails later. After 410 Gone it
+           is also gone.
         2. The endpoint has become unreachable: the attempt failed with one of `outage_detection.UNREACHABLE_CLASSES`. The lease
            is no probe, and the entry did not wait because of such a failure. Endpoints that were unreachable before do not
            count: ten dead endpoints could look like an outage of our own network, and pause all lanes.

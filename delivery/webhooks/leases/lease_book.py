@@ -23,7 +23,8 @@ class _Delivery(NamedTuple):
 class LeaseBook:
     """Keep track of the leases of one worker. A lease is a set of retry entries of one FIFO. Not thread-safe.
 
-    A FIFO has one lease at a time. A newer lease of the same FIFO means that the shard considers the older lease expired.
+    A FIFO is the queue of one endpoint's retry entries, or of its entries with one order key. A FIFO has one lease at a time. A
+    newer lease of the same FIFO means that the shard considers the older lease expired.
     """
 
     def __init__(self) -> None:

@@ -210,9 +210,10 @@ class LeaseInFlight:
         self.report.record(entry, outcome)
 
     def finish(self, now_ms: int) -> None:
-        """Requeue every entry that was not attempted.
+        """Requeue every entry that is still in `waiting`.
 
-        Entries are left if the lease's time ran out, or if the lease was stopped, for example after a change of its endpoint.
+        Entries are left there if the lease's time ran out, or if the lease was stopped, for example after a change of its
+        endpoint.
         """
         for place in self.waiting:
             self.report.requeue(place, NextAttempt(now_ms, self.message.entries[place].retries))

@@ -1,7 +1,8 @@
 """Collect the results of one lease, and build its report. Pure.
 
-The report tells the lease's shard which entries have ended and which wait again. Accepted deliveries may be written before the
-report, because another run of the micro-batch leaves them out. All other results are written with the report.
+A lease is a set of retry entries that a shard, one key of the lane's state in Spark, gives to a worker. The report tells the
+shard which entries have ended and which wait again. Accepted deliveries may be written before the report, because another run
+of the micro-batch leaves them out. All other results are written with the report.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class RegistryView(NamedTuple):
     """The part of a worker's registry that decides about one lease."""
 
     destination: registries.Destination
-    """Endpoint and subscriptions of the lease."""
+    """Endpoint, subscriptions and deleted tenants of the lease."""
     revision: Revision
     """The destination includes every change of the registry up to this revision."""
     max_age_s: float
@@ -198,7 +198,7 @@ def _pause_reason(lease: retry_messages.Lease, endpoint: Endpoint | None) -> str
 
 
 def _may_be_newer(entry: retry_messages.RetryEntry, view: RegistryView, now_ms: int) -> bool:
-    """Return True if the entry may be due by a newer registry than the worker has.
+    """Return True if the entry was written by a newer revision of the registry than the worker has.
 
     False once the entry is older than `view.max_age_s`, even if the registry was restored from a backup and its revisions went
     back.

@@ -42,8 +42,8 @@ JITTER = 0.2
 """Largest share by which a wait is shortened or lengthened at random. So deliveries that failed together do not return
 together."""
 LOCAL_WAIT_S = 5.0
-"""Seconds before the next attempt in the retry lane after a fault of ours, or after a 410 of the endpoint. Also the shortest
-wait for a newer registry."""
+"""Seconds before the next attempt in the retry lane after a LocalFailure (a fault of the platform) or a 410 of the endpoint.
+Also the wait of an entry for which a worker has no memory, and the shortest wait for a newer registry."""
 MAX_BEHIND_S = 300.0
 """Longest wait, in seconds, of a retry entry that needs a newer registry than the worker has, before the entry's next lease."""
 

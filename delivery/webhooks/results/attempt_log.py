@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 EVENT = "delivery.attempted"
 BATCH_EVENT = "batch.attempted"
 FAILURES_PER_S = 10.0
-"""Most log lines a second, and most at once, in one worker process, for failed attempts that the sample left out."""
+"""Most log lines a second on average, and most at once, in one worker process, for failed attempts outside the sample."""
 
 
 class AttemptLog:
-    """Log a sample of one worker's attempts. Log other failed attempts too, at most FAILURES_PER_S a second.
+    """Log a sample of one worker's attempts. Log other failed attempts too, on average at most FAILURES_PER_S a second.
 
     `sample` is the share of the attempts that are logged, 0 to 1. `clock` is monotonic, in seconds.
     """
@@ -39,7 +39,7 @@ class AttemptLog:
     def write(self, results: Results) -> None:
         """Write one log line for each attempt in `results` that is in the sample, or is a failure within FAILURES_PER_S.
 
-        The lines have level INFO. Nothing is written if the process logs warnings only.
+        The lines have level INFO. Nothing is written if the log level is above INFO.
         """
         if not log.isEnabledFor(logging.INFO):
             return

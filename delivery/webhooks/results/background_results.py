@@ -1,6 +1,6 @@
 """Write the results of background attempts to Kafka, on a thread of the worker process.
 
-Runs in the executors. A background attempt outlives its Spark task, so no task can write its result.
+Runs in the executors. A background attempt outlives its Spark task, so this task cannot write the result.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ ended is not allowed. So only a record that itself ends a delivery counts, which
 
 1. For the direct, batch and real-time lane: an accepted attempt, a dead letter, or a retry entry. A failed attempt does not
    count: its dead letter may never have reached Kafka.
-2. For the retry lane: an accepted attempt, or the report of a lease. Retry entries do not count, because the retry lane has to
-   deliver them. Dead letters do not count: a redrive after the dead letter makes the delivery due again. Only a comparison of
-   clocks could tell which of the two came later.
+2. For the retry lane: an accepted attempt, or the report of a lease (retry entries given to a worker). Retry entries do not
+   count, because the retry lane has to deliver them. Dead letters do not count: a redrive after the dead letter makes the
+   delivery due again. Only a comparison of clocks could tell which of the two came later.
 
 Attempts, dead letters and retry entries of a replay do not count. They end the replay, and not the delivery of the same event
 to the same subscription, which has the same key. The report of a lease counts, also if the lease has replays.

@@ -100,12 +100,12 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     customer_id: CustomerId
     """Owner of the endpoint."""
     reason: str | None
-    """Why the delivery was given up: the error class of the last attempt, `rejected_by_endpoint`, or what prevented an
-    attempt."""
+    """Why the delivery was given up: the error class of the last attempt, `rejected_by_endpoint`, or the cause that prevented a
+    further attempt, such as `expired`."""
     dead_lettered_at_ms: int
     """When the delivery was given up."""
     url_origin: str = ""
-    """Scheme, host and port of the URL that the endpoint had when the delivery was given up. Empty for an invalid URL."""
+    """Scheme, host and port of the URL that the endpoint had when the delivery was given up. Empty: invalid or unknown."""
     source: str
     """The event's source."""
     sub_tenant_id: SubTenantId | None
@@ -137,12 +137,12 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_of_batch(self) -> bool:
-        """Return True if the event was sent in a batch."""
+        """Return True if the event was in a batch, sent or not."""
         return isinstance(self.batch_webhook_id, str)
 
     @property
     def mode(self) -> DeliveryMode:
-        """Return the delivery mode in which the event was sent. Offset receipts name the delivery's lane by this mode."""
+        """Return the mode of the delivery: BATCH or DIRECT. Offset receipts name the delivery's lane by this mode."""
         return DeliveryMode.BATCH if self.is_of_batch else DeliveryMode.DIRECT
 
     @property

@@ -100,7 +100,7 @@ def _letter(
 def _url_origin(url: str) -> str:
     """Return the scheme, host and port of a URL. Return an empty text if `url` is empty, or if yarl cannot read it.
 
-    1. `url` is empty if the worker's registry lacks the endpoint.
+    1. `url` is empty if the worker's registry has no endpoint with this id and customer.
     2. Plain SQL may register a URL that yarl cannot read. The endpoint is then quarantined, so its retry entries wait until
        they expire.
     """
@@ -125,7 +125,7 @@ def _letter_attempt(attempt: Attempt) -> LetterAttempt:
 
 
 def headers_of(record: Record, max_bytes: int | None = None) -> list[Header]:
-    """Return the first headers of a record that fit into `max_bytes`. None: all headers. Values, any bytes, are in base64."""
+    """Return the first headers of a record that fit into `max_bytes`, with values in base64. `max_bytes` None: all headers."""
     kept, size = [], 0
     for name, value in record.headers:
         size += parsing.header_bytes(name, value)

@@ -34,7 +34,8 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="
     customer_id: str
     """Owner of the endpoint."""
     mode: str = DeliveryMode.DIRECT.value
-    """Delivery mode of the endpoint, `direct` or `batch`. Receipts of this mode count these deliveries. Since 2026-11-21."""
+    """Delivery mode of the endpoint, `direct` or `batch`. Offset receipts with this `lane` count the due deliveries. Since
+    2026-11-21."""
     entries: list[Entry]
     """One entry for each attempt; one entry for a delivery or a batch without an attempt; or one entry for each redriven dead
     letter."""

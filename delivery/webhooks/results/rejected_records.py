@@ -15,8 +15,8 @@ from delivery.webhooks.state.json_decoding import JsonDecoder
 class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A record that a lane rejected and delivers to nobody, or an event of an unreadable retry entry that was given up.
 
-    The key of the Kafka record is the value of the field `topic`. The record of such an event has topic
-    `(retry lane)`, partition -1 and offset -1.
+    The key of the Kafka record is the value of the field `topic`. For an event of a retry entry, `topic` is `(retry lane)`, and
+    `partition` and `offset` are -1.
     """
 
     reason: str

@@ -23,8 +23,8 @@ LEASED_POLL_MS = 1000
 COMPLETED_KEPT_MS = 660_000
 """Milliseconds for which the completion of a background attempt is kept while its retry entry has not arrived. A worker may
 wait for Kafka up to `delivery.timeout.ms` (sink.DELIVERY_TIMEOUT_MS: 600 s) before it writes the entry. Meanwhile another
-thread may write the completion, if only other partitions of Kafka are unavailable. The rest, a minute, is for a busy retry
-lane. A completion takes 27 bytes, less than the entry of the same attempt would take."""
+thread may write the completion, if the completion's partition is available. The rest, a minute, is for a busy retry lane. A
+completion takes 27 bytes, less than the entry of the same attempt would take."""
 
 
 class EndpointState(msgspec.Struct, array_like=True):
@@ -41,8 +41,8 @@ class EndpointState(msgspec.Struct, array_like=True):
     """Number and bytes of the events of each entry in the timer wheel whose background attempt is in flight, by the attempt's
     name."""
     completed: dict[bytes, int] = {}
-    """When each background attempt completed whose entry has not arrived yet, by the attempt's name. The completion may arrive
-    first, because a worker writes entry and completion on two threads."""
+    """When the shard read the completion of a background attempt without an entry in the timer wheel, by the attempt's name.
+    The entry has not arrived yet, because a worker writes entry and completion on two threads. Or it is retried already."""
 
     def free_slots(self, policy: ShardPolicy) -> int:
         """Return how many more requests to the endpoint may begin. 0 or less: none.
@@ -113,7 +113,7 @@ class EndpointState(msgspec.Struct, array_like=True):
         self.completed = {name: at_ms for name, at_ms in self.completed.items() if at_ms + COMPLETED_KEPT_MS > now_ms}
 
     def lists(self) -> Iterator[list[segment_store.SegmentSlice]]:
-        """Yield the slices of each FIFO, for SegmentStore.write."""
+        """Yield, for each FIFO, the list of its slices (SegmentSlice), for SegmentStore.write."""
         return (line.slices for line in self.fifos.values())
 
     def due_ms(self, policy: ShardPolicy, now_ms: int) -> int:
@@ -125,7 +125,8 @@ class EndpointState(msgspec.Struct, array_like=True):
         4. A further lease may begin.
         5. The state, or a completion in it, may be dropped.
 
-        A message for the endpoint, or a due entry in the timer wheel, causes a decision before this time.
+        Return NEVER_MS if all entries wait in the timer wheel, and no completion is kept. A message for the endpoint, or a due
+        entry in the timer wheel, causes a decision before this time.
         """
         has_slots = self.free_slots(policy) > 0
         times = [NEVER_MS if self.fifos else self.window.kept_until_ms(policy)]
@@ -157,7 +158,7 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     entry that has left counts until its slice is rewritten."""
     suppressed_until_ms: int
     """Time until which other lanes defer the endpoint's events to the retry lane. A time in the past: the endpoint is not
-    suppressed. 0 unless an entry without an order key waits."""
+    suppressed. 0 if no entry waits, or if all waiting entries have an order key."""
     is_leased: bool
     """True if a FIFO of the endpoint has a lease."""
     failing_ms: int

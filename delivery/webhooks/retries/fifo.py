@@ -1,10 +1,10 @@
-"""Keep the retry entries of one endpoint, or of one order key of an endpoint, in order; mark the leased entries.
+"""Keep the retry entries of one endpoint, or of one order key of an endpoint, in order; mark those leased to a worker.
 
 Runs in the executors. Pure: the caller passes `now_ms`.
 
-A lease covers the first entries of a FIFO, and a FIFO has one lease at a time. Leased entries stay in place until the lease's
-report has the result of each entry. So a lease that expires, or whose endpoint is paused, disabled or quarantined, rewrites
-nothing: its entries are still in front.
+A lease gives the first entries of a FIFO to a worker. A FIFO has one lease at a time. Leased entries stay in place until the
+lease's report has the result of each entry. So a lease that expires, or whose endpoint is paused, disabled or quarantined,
+rewrites nothing: its entries are still in front.
 """
 
 from __future__ import annotations

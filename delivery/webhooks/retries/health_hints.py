@@ -22,7 +22,8 @@ SHORTEST = 0.5
 """Shortest interval between two hints, as a share of the longest interval. Intervals are random between the two, so that hints
 of many endpoints do not stay in step."""
 MAX_KNOWN = 100_000
-"""Maximum of endpoints of which a worker remembers the last hint. With more endpoints, some are reported too often."""
+"""Maximum of endpoints of which a worker remembers the time of the next hint. With more, the worker forgets all these times,
+and reports the endpoints too early."""
 
 
 def report_interval_s(disable_after_s: float) -> float:

@@ -1,4 +1,7 @@
-"""Define how many bytes one decision of a shard of the retry lane may lease and read. Runs in the executors."""
+"""Define how many bytes one decision of a shard of the retry lane may lease to workers and read.
+
+Runs in the executors. A shard is one key of Spark's state: the retry entries of a part of all endpoints.
+"""
 
 from __future__ import annotations
 

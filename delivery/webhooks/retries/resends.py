@@ -78,7 +78,7 @@ class Search:
         self._room -= sum(map(len, items))
 
     def finds(self, owner: str, waiting: retry_messages.RetryEntry) -> bool:
-        """Return True if a resend asks for the delivery of the `waiting` entry. `results` then skips all resends of it."""
+        """Return True if a resend asks for the delivery of the `waiting` entry. `results` then skips these resends."""
         if waiting.subscriptions[0] not in self._subscriptions:
             return False
         key = _key_of(waiting)

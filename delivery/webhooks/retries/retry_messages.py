@@ -41,13 +41,13 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     subscription_places: list[int]
     """For each event the place in `subscriptions`, from 0. Empty where there is one subscription."""
     left_by: LeaveReason | None
-    """Why the batch left: a LeaveReason. Null: not a batch."""
+    """Why the events became a batch: a LeaveReason. Null: the entry is a delivery in direct mode."""
     again_at_ms: int
     """Earliest time of the next attempt."""
     since_ms: int
     """When the entry was postponed to the retry lane."""
     expires_ms: int
-    """When the entry is given up, for whatever reason it waits."""
+    """Earliest time at which the entry is given up, for whatever reason it waits."""
     reason: str
     """Why the entry waits: a word of `delivery.webhooks.policy.retry_reasons`, an error class, or `unforeseen`."""
     retries: int = 0
@@ -126,7 +126,7 @@ class Requeue(msgspec.Struct, array_like=True, frozen=True, gc=False):
     place: int
     """Place of the entry in the lease, from 0."""
     next_attempt: NextAttempt
-    """Time of the entry's next attempt."""
+    """Time of the entry's next attempt, and how many waits of the endpoint's schedule are used up."""
     reason: str
     """Why the entry waits again: a word of `delivery.webhooks.policy.retry_reasons`, an error class, or `unforeseen`."""
     attempts: tuple[Attempt, ...] = ()
@@ -138,7 +138,7 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
 
     1. `deferral`: deliveries and batches that a lane, a redrive or a replay gives to the retry lane. `resends` may be set.
     2. `completion`: background attempts that have completed. A completion may carry a health hint.
-    3. `health_hint`: a fast lane's requests to the endpoint succeed or fail.
+    3. `health_hint`: requests of a fast lane (direct, batch or real-time) to the endpoint succeed or fail.
     """
 
     endpoint_id: EndpointId
@@ -236,17 +236,21 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
 
 
 class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Retry entries of one FIFO that a shard gives to a worker: to attempt them for a limited time, or to end them."""
+    """Retry entries of one endpoint that a shard gives to a worker: to attempt them for a limited time, or to end them.
+
+    Entries to attempt are the first of one FIFO.
+    """
 
     endpoint_id: EndpointId
     customer_id: CustomerId
     order_key: str | None
-    """Set: the entries are attempted one after the other, until one fails. None: they have no order."""
+    """Set: entries to attempt are attempted one after the other, until one fails. None: entries to attempt have no order."""
     number: int
     """Number of the lease in its shard, which its report names. 0: no report is expected, because `given_up` is set."""
     given_up: str | None
     """None: the entries are attempted. NO_ROOM or EXPIRED of `retry_reasons`: the entries become dead letters for this reason,
-    without an attempt. SkipReason.BROUGHT_FORWARD: the entries are skipped for this reason."""
+    without an attempt. Events whose subscription was deleted or paused, for example, are skipped instead.
+    SkipReason.BROUGHT_FORWARD: the entries are skipped for this reason."""
     entries: list[RetryEntry]
     is_probe: bool = False
     """True if the endpoint's last report had only failures, or if the endpoint has not recovered from a back-off
@@ -364,8 +368,8 @@ def encoded(message: Postponed | Report | Lease) -> bytes:
 def message(written: bytes) -> Postponed | Report:
     """Return the message in a record of the retries topic.
 
-    Raise StateUnreadable if the record is empty or has another format version than VERSION. Raise msgspec.MsgspecError if it
-    is no message.
+    Raise StateUnreadable if the record is empty or has another format version than VERSION. Raise msgspec.MsgspecError or
+    UnicodeDecodeError if the record is no message.
     """
     return _messages.decode(versioning.read(written, VERSION, "a record of the retries topic"))
 
@@ -373,7 +377,7 @@ def message(written: bytes) -> Postponed | Report:
 def lease(written: bytes) -> Lease:
     """Return the lease in the bytes that a shard wrote for a worker.
 
-    Raise StateUnreadable if the bytes are empty or have another format version than VERSION. Raise msgspec.MsgspecError if
-    they are no lease.
+    Raise StateUnreadable if the bytes are empty or have another format version than VERSION. Raise msgspec.MsgspecError or
+    UnicodeDecodeError if the bytes are no lease.
     """
     return _leases.decode(versioning.read(written, VERSION, "a lease of the retry lane"))

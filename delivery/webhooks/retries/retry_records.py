@@ -39,6 +39,6 @@ def records(key: bytes, written: bytes, headers: tuple[tuple[str, bytes], ...] =
 def messages(*values: bytes | None) -> Iterator[retry_messages.Postponed | retry_messages.Report]:
     """Yield the message in each of the record values. Padding and empty values are left out.
 
-    Raise StateUnreadable or msgspec.MsgspecError for a value that is no message of this version.
+    Raise StateUnreadable, msgspec.MsgspecError or UnicodeDecodeError for a value that is no message of this version.
     """
     return (retry_messages.message(value) for value in values if value)

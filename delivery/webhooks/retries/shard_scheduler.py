@@ -80,7 +80,7 @@ def encoded(index: RetryIndex) -> bytes:
 def decoded(written: bytes | None) -> RetryIndex:
     """Return the index of a shard from its bytes; an empty index for a new shard, which has None.
 
-    Raise StateUnreadable if a newer version wrote the bytes, and msgspec.MsgspecError if they are no index.
+    Raise StateUnreadable if a newer version wrote the bytes, and msgspec.MsgspecError or UnicodeDecodeError if others did.
     """
     if not written:
         return RetryIndex()
@@ -103,7 +103,7 @@ def decide(
     Called in each micro-batch. `messages` are those of the shard's records in the retries topic, in the topic's order. `read`
     returns the segment with a number. Messages that were written after `now_ms - behind_ms` may be unread. `look_ahead_ms` is
     only for `backlog_of`: no entry is leased before it is due. A second run with the same arguments makes the same decision.
-    Raise StateUnreadable or msgspec.MsgspecError if a segment is unreadable.
+    Raise StateUnreadable, msgspec.MsgspecError or UnicodeDecodeError if a segment is unreadable.
     """
     decision = LeaseDecision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
     return _Scheduler(decision, read, now_ms, behind_ms, bounds).decide(list(messages))
@@ -226,7 +226,7 @@ class _Scheduler:
             self._admit(key, message.entries)
 
     def _admit(self, key: str, entries: Sequence[RetryEntry]) -> None:
-        """Add entries to the state of an endpoint, and apply the reason of each entry's postponement to its window.
+        """Add entries to the state of an endpoint. Apply the reason of each entry's postponement to the endpoint's window.
 
         Entries beyond `max_pending` events of the endpoint are given up, except those whose background attempt is in flight. An
         entry is dropped if its background attempt has completed. It is also dropped if the timer wheel has an entry with the

@@ -58,7 +58,7 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Exp
     """
     pattern = subscription.event_type
     if not matching.takes_type(pattern, event.event_type):
-        return Explanation(False, Rule.EVENT_TYPE, f"the type {event.event_type} is not {pattern}")
+        return Explanation(False, Rule.EVENT_TYPE, f"the type {event.event_type} does not match {pattern}")
     scope = subscription.scope
     pair = (event.tenant_id, event.sub_tenant_id)
     is_everything = scope.everything and event.tenant_id != PLATFORM
@@ -76,16 +76,16 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Exp
 def _due(subscription: Subscription, endpoint: Endpoint) -> Explanation:
     match matching.skip_reason(subscription):
         case SkipReason.QUARANTINED:
-            return Explanation(True, Rule.QUARANTINED, f"it would be skipped: {subscription.fault}")
+            return Explanation(True, Rule.QUARANTINED, f"the event would be skipped: {subscription.fault}")
         case SkipReason.SUBSCRIPTION_PAUSED:
-            return Explanation(True, Rule.SUBSCRIPTION_PAUSED, "it would be skipped: the subscription is paused")
+            return Explanation(True, Rule.SUBSCRIPTION_PAUSED, "the event would be skipped: the subscription is paused")
     if endpoint.fault:
-        return Explanation(True, Rule.QUARANTINED, f"it would wait: {endpoint.fault}")
+        return Explanation(True, Rule.QUARANTINED, f"the event would wait: {endpoint.fault}")
     if endpoint.status is EndpointStatus.PAUSED:
-        return Explanation(True, Rule.ENDPOINT_PAUSED, "it would wait: the endpoint is paused")
+        return Explanation(True, Rule.ENDPOINT_PAUSED, "the event would wait: the endpoint is paused")
     if endpoint.status is EndpointStatus.DISABLED:
-        return Explanation(True, Rule.ENDPOINT_DISABLED, "it would wait: the endpoint is disabled")
-    return Explanation(True, Rule.MATCHES, "it would be sent")
+        return Explanation(True, Rule.ENDPOINT_DISABLED, "the event would wait: the endpoint is disabled")
+    return Explanation(True, Rule.MATCHES, "the event would be sent")
 
 
 def filter_detail(pattern: Mapping[str, Any], event: Event, document: Mapping[str, Any]) -> str:

@@ -135,7 +135,7 @@ class LookupRegistry:
         return known._replace(deleted_tenants=await self._deleted(tenants, read_again=read_again))
 
     def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> registries.Destination | None:
-        """Return the cached answers for an endpoint and tenants. None: one of them is not cached, or not any more."""
+        """Return the cached answers for an endpoint and tenants. None: one of these answers is not cached."""
         known = self._destinations.get(endpoint_id)
         registered = {tenant: self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}
         if known is None or None in registered.values():

@@ -26,7 +26,7 @@ class Published:
     """When Postgres last confirmed that nothing else has changed; monotonic seconds."""
     changed_at: dt.datetime | None = None
     """When the change with this revision was made, by Postgres's clock. If Postgres loses a change, another change may get the
-    same revision: the two times differ. None: unknown, or there was no change."""
+    same revision, and this time tells the two apart. None: unknown, or there was no change."""
 
     @property
     def revision(self) -> Revision:

@@ -14,7 +14,8 @@ from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker
 
 SuppressedEndpoints = Mapping[EndpointId, str]
-"""Endpoints that the driver suppresses in the fast lanes now, each with the reason (`policy.retry_reasons`)."""
+"""Endpoints to which the fast lanes send nothing now, by a decision of the driver. Each has the reason, a word of
+`policy.retry_reasons`."""
 NONE_SUPPRESSED: SuppressedEndpoints = {}  # never changed
 
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 MAX_HOSTS = 20_000
 """Most hosts whose state is kept. The least recently used are forgotten."""
 RECHECK_S = 0.2
-"""Seconds after which the retry lane checks a host's capacity again. In the fast lanes the Host wakes a waiting queue."""
+"""Seconds after which the retry lane checks a host's capacity again. In the other lanes the Host wakes a waiting queue."""
 WARN_EVERY_S = 600.0
 """Shortest time, in seconds, between two warnings of one worker about one host."""
 
@@ -112,7 +112,7 @@ class Host:
         self.wake()
 
     def count_delay(self) -> None:
-        """Count a wait for the limits, and warn the operator about this host at most each WARN_EVERY_S."""
+        """Count a wait for the limits, and warn the operator about this host at most once in WARN_EVERY_S."""
         self._count_wait()
         if self._clock() >= self._warn_at:
             self._warn_at = self._clock() + WARN_EVERY_S

@@ -8,7 +8,7 @@ workers, which comes with each task. Four consequences follow:
 2. The limit can be exceeded while more processes than this number of workers send at once: each keeps to its own share.
 3. A limit of requests in flight can be exceeded if it is lower than the number of dispatchers in all workers. A worker may run
    several dispatchers, and each of them may have one request in flight.
-4. A limit of requests in flight can be exceeded while a fast lane and the retry lane send: each counts its own requests.
+4. A limit of requests in flight can be exceeded while the retry lane and another lane send: each counts its own requests.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ endpoint clock is no more exact than this when the worker lacks CPU (the granula
 when a request is sent, and again when the response is read. With thousands of endpoints, one has just become slow in nearly
 each micro-batch. So nearly each micro-batch ends later by about this time."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
-"""Seconds. FirstResponses counts a longer first response time as its present deadline, but at most as this time."""
+"""Seconds. FirstResponses counts a longer first response time as this time, or as its present deadline if that is shorter."""
 
 
 class _Estimate:

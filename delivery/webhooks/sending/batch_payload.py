@@ -93,8 +93,8 @@ def batch_outcome(outcome: Outcome[BatchDelivery]) -> BatchOutcome:
 def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], subscription_ids: Sequence[SubscriptionId]) -> str:
     """Return the `webhook-id` of a batch: a digest of its endpoint, events and subscriptions.
 
-    All attempts with these events have the same id. The id changes if some events are skipped before a later attempt. It also
-    changes if the events are in other batches after a crash (docs/adr/0014-journal.md).
+    All attempts with these events have the same id. The id changes if some events are skipped before a later attempt. The id
+    also changes if the events are in other batches after a crash (docs/adr/0014-journal.md).
     """
     parts = [f"{payload.identity_of(event)}\0{name}" for event, name in zip(events, subscription_ids, strict=True)]
     return "batch_" + hashlib.blake2b("\0".join([endpoint_id, *parts]).encode(), digest_size=16).hexdigest()

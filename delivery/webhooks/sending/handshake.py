@@ -31,7 +31,7 @@ class HandshakeState(enum.StrEnum):
 
     PERMITTED = "permitted"
     ASKED = "asked"
-    """The receiver has not answered, and may still permit deliveries by the callback."""
+    """The receiver's response neither permits nor refuses. The receiver may still permit deliveries by the callback."""
     REFUSED = "refused"
 
 

@@ -20,8 +20,8 @@ from delivery.webhooks.events import attributes as event_attributes
 from delivery.webhooks.events import opaque
 
 _PRINTABLE = "".join(character for character in map(chr, range(0x21, 0x7F)) if character not in '"%')
-"""Characters that stand unchanged in a header of a CloudEvents attribute. Others are percent-encoded (HTTP binding,
-3.1.3.2)."""
+"""Characters that stand unchanged in a header of a CloudEvents attribute. All other characters are percent-encoded (HTTP
+binding, 3.1.3.2)."""
 
 
 class Content(NamedTuple):
@@ -36,13 +36,13 @@ class Content(NamedTuple):
 
 
 def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
-    """Return the `webhook-id` of a delivery. The request for a batch has another one (batch_payload.webhook_id).
+    """Return the `webhook-id` of a delivery. A request for a batch has an id of its own (batch_payload.webhook_id).
 
     Each request that sends only this delivery has this `webhook-id`, also after a crash and on a later redrive or replay.
 
-    The `webhook-id` is a digest of the event's identity (`identity_of`) and of the subscription. A digest, because event ids
-    are producers' text and may contain anything. A `webhook-id` is in a header, and in front of a `.` in the
-    signed content, so it has no `.` itself.
+    The `webhook-id` is a digest of the event's identity (`identity_of`) and of the subscription. An event id would not do: it
+    is producers' text and may contain any character. A `webhook-id` is in a header, and in front of a `.` in the signed
+    content, so it has no `.` itself.
     """
     identity = f"{identity_of(event)}\0{subscription_id}"
     return "msg_" + hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()

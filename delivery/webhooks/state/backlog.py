@@ -38,11 +38,16 @@ class ShardBacklog:
     oldest_ms: int | None = None
     """When the oldest waiting event arrived. None: there is no backlog."""
     due_ms: int | None = None
-    """The driver wakes the lane one look-ahead before this time (ms since the epoch), and at once if a decision had no room for
-    all due events. In the batch lane a batch is due at this time. The retry lane is woken when an entry is due, so its time is
-    one look-ahead after that. None: there is nothing to decide."""
+    """Due time in ms since the epoch. The driver wakes the lane one look-ahead (the lane's trigger interval) before this time.
+
+    1. Batch lane: the next batch is due at this time.
+    2. Retry lane: the next entry is due one look-ahead before this time, so the lane wakes when the entry is due.
+    3. A micro-batch had no room for all due events: the driver wakes the lane at once.
+
+    None: no event waits."""
     suppressed: frozenset[EndpointId] = frozenset()
-    """Suppressed endpoints: the fast lanes defer their events to the retry lane at once. Only the retry lane reports them."""
+    """Suppressed endpoints: they fail or do not answer, so other lanes give their events to the retry lane without an attempt.
+    Only the retry lane reports suppressed endpoints."""
     failing: frozenset[Failing] = frozenset()
     """Endpoints to disable, because they have accepted nothing for too long. Only the retry lane reports them."""
 

@@ -2,9 +2,9 @@
 
 Runs in the executors. Pure.
 
-A segment is immutable: one value of Spark's state, with some of the shard's items. Many segments, or segments from which most
-items were removed, are merged into new segments. An item is rewritten the more often the longer it waits: once more each time
-the wait quadruples. The state of a shard takes at most about twice the bytes of the items that wait in it. The state takes
+A shard is one key of Spark's state. A segment is immutable: one value of the state, with some of the shard's items. Many
+segments, or segments from which most items were removed, are merged into new segments. An item is rewritten once more each
+time its wait quadruples. The state of a shard takes at most about twice the bytes of the items that wait in it. The state takes
 more if these items have more than `max_merged_size`.
 """
 
@@ -21,8 +21,9 @@ class MergeBounds:
     """The bounds of a merge."""
 
     max_runs: int = 4
-    """Number of runs of one compaction level at which these runs are merged. A run: the segments that one decision wrote.
-    Merging rewrites a waiting item whenever its wait quadruples, and saves two thirds of the reads when items are removed."""
+    """Number of runs of one compaction level at which these runs are merged. A run: the segments that a shard wrote in one
+    micro-batch. Merging rewrites a waiting item whenever its wait quadruples, and saves two thirds of the reads when items are
+    removed."""
     min_merged_size: int = 64 * 1024
     """Minimum of bytes of segments that are merged because most of their items were removed."""
     max_merged_size: int = 64 * 1024 * 1024
@@ -38,7 +39,8 @@ class StoredSegment(msgspec.Struct, array_like=True, gc=False):
     """A segment in the index of the state, without its content."""
 
     run: int
-    """The segment's run: the segments that one decision wrote. The number is the lowest segment number of the run."""
+    """The segment's run: the segments that the shard wrote in one micro-batch. The number is the lowest segment number of the
+    run."""
     level: int
     """Compaction level. When `max_runs` runs of a level are merged, the new segments get the next level. Merges take the newest
     segments, so no older segment has a lower level."""

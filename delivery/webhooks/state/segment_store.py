@@ -1,7 +1,7 @@
 """Store lists of items in numbered segments. Items are mostly appended at the end of a list and removed from its front.
 
 Runs in the executors. Pure: the caller passes the function that reads a segment. A segment is one value of Spark's state. An
-item is a retry entry, or an entry of the timer wheel, as bytes.
+item is a retry entry, or an entry of the timer wheel, as bytes. A decision is the work of one shard in one micro-batch.
 
 1. A list belongs to an owner: an endpoint, or the timer wheel. The owner keeps the slices of its lists in order.
 2. A slice names a segment and a place in the segment. So one segment holds short lists of many owners.
@@ -31,8 +31,8 @@ class StoreBounds:
     """The bounds of a segment store."""
 
     max_segment_bytes: int = 128 * 1024
-    """Maximum of bytes of the items in a segment; a larger item has a segment of its own. Small, because a segment is read
-    whole for each owner that reads its items."""
+    """Maximum of bytes of the items in a segment. A larger item has a segment of its own. The maximum is small, because a
+    segment is read whole for each owner that reads its items."""
     max_cached_bytes: int = 32 * 1024 * 1024
     """Maximum of bytes of decoded segments that stay in memory during a decision: neighbouring owners share segments."""
     merges: compaction.MergeBounds = compaction.BOUNDS

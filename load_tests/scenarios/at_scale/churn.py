@@ -1,4 +1,7 @@
-"""Change the registry at a steady pace: spare endpoints are disabled and enabled, spare subscriptions paused and resumed."""
+"""Change the registry at a steady pace: disable and enable spare endpoints, pause and resume their subscriptions.
+
+No event is due to a spare endpoint.
+"""
 
 from __future__ import annotations
 

@@ -147,7 +147,10 @@ class Runner:
         )
 
     def drain(self) -> float:
-        """Wait until the receiver has all events; return the seconds, or infinity when events are missing after `drain_s`."""
+        """Wait until the receiver has all events; return the seconds, or infinity when events are missing after `drain_s`.
+
+        Raise LocalStackError if the job ends meanwhile.
+        """
         began, due = time.monotonic(), len(self.sent.due)
         while self.customers.count < due:
             if time.monotonic() - began > self.scenario.drain_s:

@@ -1,7 +1,8 @@
 """Run a scenario on a platform of its own, and return its figures with the verdicts of its bounds.
 
 1. The registry and the topics are made, the job starts, and some events warm it up.
-2. The phases run one after another. A scenario with `capacity` instead halves the rate until enough shares of it are carried.
+2. The phases run one after another. A scenario with `capacity` instead tries a rate, its half, and so on. It stops when the
+   machine has carried enough of these rates, that is without a growing backlog.
 3. All events must arrive. Then the topics and the receiver are compared, event by event.
 """
 

@@ -13,8 +13,8 @@ ALWAYS = (
     Bound(figure="duplicates_share", at_most=0.01),
     Bound(figure="reconciled.holds", at_least=1),
 )
-"""Bounds of every scenario. `reconciled.holds` is 1 when the topics have no finding, and the receiver got as many deliveries as
-they say."""
+"""Bounds of every scenario. `reconciled.holds` is 1 when the topics have no contradiction, and the receiver got as many
+different deliveries as the topics say."""
 
 CAPACITY = (
     *ALWAYS,

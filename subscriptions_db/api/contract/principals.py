@@ -1,4 +1,4 @@
-"""Define the principal of a request (an API key, a token, or a receiver that answers a question), and the scopes of keys.
+"""Define the principal of a request (API key, token, or receiver that permits deliveries at a callback), and scopes of keys.
 
 Runs in the API and in `fanout` commands.
 """
@@ -25,7 +25,7 @@ class Scope(enum.StrEnum):
     """Read everything of its customer."""
     WRITE_ONLY = "write_only"
     """Change the endpoints, subscriptions, dead letters, consumers and replays of its customer. Read nothing: no secrets,
-    events, results of deliveries or registered rows. So it rotates no secret and leases no dead letter."""
+    events, results of deliveries or registered rows. So the key rotates no secret and leases no dead letter."""
     POLLER = "poller"
     """Read the dead letters and consumers of its customer. Lease, ack, extend and nack dead letters. Nothing else."""
     EXECUTOR = "executor"
@@ -40,7 +40,7 @@ class Scope(enum.StrEnum):
 
 
 class Principal(NamedTuple):
-    """The API key or token of a request, or the receiver that answers a question, as far as authorization needs it."""
+    """The API key or token of a request, or the receiver that calls back to permit deliveries, as authorization needs it."""
 
     key_id: str
     """The id of the key; for a token, `oidc:` and its subject; for a receiver, `callback`."""

@@ -39,9 +39,9 @@ TYPES = {
         ),
     ),
     "forbidden": ProblemType(
-        "The scope of the API key or token, or the key's limit to endpoints, does not allow the request, or an event is of a "
+        "The scope of the API key or token, or the key's limit to endpoints, does not allow the request. Or an event is of a "
         "tenant for which the key may not publish.",
-        "Use another key. GET /v1/openapi.json lists the scopes of each operation, and errors names the events.",
+        "Use another key. GET /v1/openapi.json lists the scopes of each operation. The field errors names the refused events.",
         problems.Refused(403, "a key with scope read_only does not allow this: use a key of another scope"),
     ),
     "not_found": ProblemType(
@@ -87,9 +87,9 @@ TYPES = {
     ),
     "rate_limited": ProblemType(
         "One API key or token sent too many requests, events or bytes of events, or one customer has too many waiting "
-        "requests. Or one endpoint got another test event or question within the last second. Or all clients together sent too "
-        "many requests with unknown keys or tokens, or all receivers too many callbacks. Nothing was changed, sent or "
-        "published.",
+        "requests. Or one endpoint got another test event or validation request within the last second. Or all clients "
+        "together sent too many requests with unknown keys or tokens. Or all receivers together sent too many callbacks. "
+        "Nothing was changed, sent or published.",
         "Repeat the request after the seconds in Retry-After. RateLimit-Remaining says how many requests may be sent at once. "
         "For requests that publish, it is the number of requests with one event each.",
         problems.Refused(429, "more than 50 requests a second with one key: try again in 1 s", headers={"retry-after": "1"}),
@@ -98,7 +98,7 @@ TYPES = {
         "The API keys of all publishers together sent more than api.max_tenant_events_per_s events a second of one tenant, "
         "which detail names. No event of the request was published, also not those of other tenants.",
         "Repeat the request after the seconds in Retry-After, or send the events of other tenants in a request of their own. "
-        "If this limit refuses before those of the key, RateLimit-Remaining shows it, also in the answers before.",
+        "In answers to published events, RateLimit-Remaining shows this limit if it is nearer than the limits of the key.",
         problems.Refused(
             429,
             "more than 1000 events a second of tenant t1, by all keys together: nothing was published, try again in 1 s",
@@ -111,8 +111,8 @@ TYPES = {
         "Or the customer asks for a replay, and has as many waiting dead letters as its quota allows. Or a tenant of the "
         "request has published its events of the day (api.max_tenant_events_per_day). detail names the quota. Nothing was "
         "changed or published.",
-        "Delete some, redrive or discard dead letters, or ask the operator for a larger quota. Only the answer to published "
-        "events has a Retry-After, until the next day of UTC. For the other quotas waiting does not help.",
+        "Delete resources of the kind, redrive or discard dead letters, or ask the operator for a larger quota. For the quota "
+        "of events, Retry-After has the seconds until the next day in UTC. For the other quotas waiting does not help.",
         problems.quota_reached(
             "you have 50 endpoints, and your quota is 50. Nothing was created: delete some, or ask the operator for a larger "
             "quota"
@@ -120,13 +120,14 @@ TYPES = {
     ),
     "internal": ProblemType(
         "The platform failed in a way that it did not expect.",
-        "Repeat the request later. Repeat a change with the same Idempotency-Key. If it fails again, send the operator the id.",
+        "Repeat the request later. Repeat a change with the same Idempotency-Key. If it fails again, send the operator the "
+        "request_id.",
         problems.Refused(500, problems.INTERNAL),
     ),
     "unavailable": ProblemType(
-        "The platform cannot answer now: Postgres is unavailable, a setting is wrong, too many requests or bytes of events are "
-        "in flight or wait, the request took too long, Kafka does not answer or has not confirmed all events to publish, the "
-        "keys of the token's provider cannot be read, or the API is stopping.",
+        "The platform cannot answer now. Postgres is unavailable, a setting is wrong, the keys of the token's provider cannot "
+        "be read, or the API is stopping. Or the request took too long, or too many requests or bytes of events are in flight "
+        "or wait. Or Kafka does not answer, or has not confirmed all events to publish.",
         "Repeat the request after the seconds in Retry-After. Repeat a change with the same Idempotency-Key. Repeat events "
         "with the same ids, because Kafka may have some of the events.",
         problems.unavailable("too many requests are in flight: try again"),

@@ -89,12 +89,15 @@ OTHER_TITLES = {
     QUOTA: (429, "A quota is used up"),
 }
 """Code → status and title, for each code that shares its status with a code of TITLES."""
-INTERNAL = "the platform failed unexpectedly, and its log says why: repeat the request later, a change with its Idempotency-Key"
+INTERNAL = (
+    "the platform failed unexpectedly, and its log says why: repeat the request later. Repeat a change with the same "
+    "Idempotency-Key"
+)
 """The `detail` of the answer to a request that failed unexpectedly."""
 
 
 class Refused(Exception):
-    """Raised to refuse a request. Has the problem document, and the additional headers of the answer."""
+    """Raised to refuse a request, with the problem document and the additional headers of the answer."""
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class Refused(Exception):
     ) -> None:
         """`wrong` has the path and the problem of each invalid field. `code` is a key of OTHER_TITLES.
 
-        None: the problem document has the code of `status` in TITLES.
+        `code` None: the problem document has the code of `status` in TITLES.
         """
         super().__init__(status, detail)
         self.headers = headers or {}
@@ -123,8 +126,11 @@ def not_found(kind: str) -> Refused:
 
 
 def question_closed() -> Refused:
-    """Return the 404 for a callback to a question that does not exist, or that can no longer be answered."""
-    return Refused(404, "there is no such question, or it can no longer be answered: let the owner of the endpoint ask again")
+    """Return the 404 for a callback whose request for permission does not exist, or can no longer be answered."""
+    return Refused(
+        404,
+        "there is no such validation request, or it can no longer be answered: let the owner of the endpoint send another one",
+    )
 
 
 def quota_reached(detail: str) -> Refused:
@@ -145,7 +151,9 @@ def unavailable(detail: str) -> Refused:
 def not_ready(exc: errors.FanoutError) -> Refused:
     """Return a refusal with 503, the answer of `/readyz` while the registry cannot be used because of `exc`."""
     if isinstance(exc, errors.RegistryOutdated):
-        return unavailable("the registry's schema does not fit this version: run `fanout db migrate`; the log has the details")
+        return unavailable(
+            "the registry's schema does not fit this version: the log says what to do, mostly `fanout db migrate`"
+        )
     return unavailable("the registry cannot be read: the log of this process says why")
 
 
@@ -153,8 +161,8 @@ def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseMode
     """Return the 422 for a body or a query that pydantic refuses.
 
     `model` is the type of the body or query. For an unknown field, the answer names the known field in the same object with
-    the most similar name. If no name is similar, the answer lists all known fields of this object. None: the answer names no
-    known field.
+    the most similar name. If no name is similar, the answer lists all known fields of this object. `model` None: the answer
+    names no known field.
     """
     return invalid(*((mistake.path, mistake.problem) for mistake in mistakes.found(exc, model)))
 
@@ -177,7 +185,7 @@ def from_error(exc: errors.FanoutError) -> Refused:
         refused = unavailable("the service is misconfigured: ask the operator, whose log names the setting, then try again")
     else:
         # Without the text of Postgres, which may name hosts and roles.
-        refused = unavailable("the registry cannot be read or changed now: try again, a change with the same Idempotency-Key")
+        refused = unavailable("the registry cannot be read or changed now: try again. Repeat a change with its Idempotency-Key")
     refused.cause = exc
     return refused
 

@@ -111,7 +111,7 @@ class Call:
 
     principal: Principal
     connection: connect.Connection
-    """In a transaction, with the rights of the principal."""
+    """The connection to Postgres, in a transaction with the rights of the principal."""
     ring: keyring.KeyRing
     guard: guard.Guard
     bounds: service_settings.ApiSettings
@@ -153,7 +153,7 @@ class PendingSend(NamedTuple):
 
 
 class PendingQuestion(NamedTuple):
-    """A handler's return value: a question to send to a receiver after the transaction.
+    """A handler's return value: a request for permission to deliver (a question), to send to a receiver after the transaction.
 
     `record` and `then` run in transactions of their own. The transaction of `record` is committed before the question is sent.
     `then` makes the answer from the receiver's response, or from the error of the attempt.

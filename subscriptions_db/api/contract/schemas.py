@@ -160,7 +160,8 @@ class Endpoint(described.DescribedModel):
     tls: Tls
     """TLS settings of connections, without the private key."""
     max_in_flight: int | None
-    """Maximum concurrent requests to the endpoint. Null: the operator's bound for each worker holds."""
+    """Maximum concurrent requests to the endpoint, divided among the workers. Each worker may have at least one. Null: the
+    operator's bound for each worker holds."""
     max_per_second: float | None
     """Maximum requests a second to the endpoint. Null: no limit."""
     batch: parts.BatchFields
@@ -263,7 +264,7 @@ class Subscription(described.DescribedModel):
     event_type: str
     """An exact type, or a prefix wildcard such as `order.*`."""
     everything: bool
-    """True: the events of all tenants match, present and future."""
+    """True: the events of all present and future tenants match, except operational events (tenant `fanout`)."""
     tenants: list[str]
     """The tenants whose events match."""
     sub_tenants: dict[str, list[str]]
@@ -299,7 +300,7 @@ class RegisteredSubscription(Subscription):
     """A created or changed subscription."""
 
     warnings: list[LintWarning]
-    """Why the subscription may match no event. With `?strict=true` it is refused instead."""
+    """Why the subscription may match no event. With `?strict=true`, the API refuses a subscription that would get a warning."""
 
 
 _READ_ONLY = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_origin", "permitted_per_minute", "permitted_at",

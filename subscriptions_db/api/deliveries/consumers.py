@@ -74,18 +74,19 @@ class Consumer(described.DescribedModel):
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. Null: never."""
     waiting: int
-    """Dead letters that are not leased yet, were nacked, or have an expired lease. Polls lease them, or park them after
-    `max_receives` leases. Discarded and redriven ones do not count."""
+    """Dead letters that are not leased yet, were nacked or unparked, or have an expired lease. Polls lease them, or park them
+    after `max_receives` leases. Discarded and redriven ones do not count."""
     waiting_is_exact: bool
-    """False: `waiting` is a lower bound, because only the oldest dead letters are examined: 10,000 that were not leased yet,
-    and 10,000 that were nacked or have an expired lease. In a list of consumers, 1,000 are examined in place of 10,000."""
+    """False: `waiting` is a lower bound. The count examines only the oldest 10,000 dead letters that were not leased yet, and
+    the oldest 10,000 that were nacked, unparked or have an expired lease. In a list of several consumers, each of these two
+    bounds is 1,000."""
     leased: int
     """Dead letters with a lease that has not expired, also those that were discarded or redriven since."""
     parked: int
     """Parked dead letters that were not discarded or redriven since."""
     parked_is_exact: bool
-    """False: `parked` is a lower bound, because only the oldest 10,000 parked dead letters are examined, or 1,000 for each
-    consumer of a list."""
+    """False: `parked` is a lower bound, because the count examines only the oldest 10,000 parked dead letters. In a list of
+    several consumers, the count examines 1,000 for each consumer."""
     created_at: dt.datetime
     """When the consumer was created."""
 
@@ -123,7 +124,7 @@ def get(call: Call) -> Consumer:
 def create(call: Call) -> Consumer:
     """Create a consumer.
 
-    Raise RegistrationError for an invalid cursor. Raise Refused:
+    Raise RegistrationError for an invalid cursor, and for a customer that does not exist. Raise Refused:
 
     * 409: the name is taken.
     * 422: the request names more than one place, or `customer` is missing or is not the key's own.

@@ -1,6 +1,6 @@
 """Request the redrive of dead letters, or discard dead letters: one, or all that match.
 
-Runs in the API, which only changes their state in the archive. For a redrive, `fanout archive` then enqueues
+Runs in the API, which only changes the state of the dead letters in the archive. For a redrive, `fanout archive` then enqueues
 the dead letters in the retry lane.
 """
 
@@ -89,7 +89,8 @@ def _mark(call: Call, state: LetterState) -> MarkedLetter:
     if not marked:
         raise problems.Refused(
             409,
-            f"the dead letter is {after.state}: a waiting one can be discarded, a waiting or discarded one can be redriven",
+            f"the dead letter is {after.state}, so nothing was changed: only a waiting dead letter can be discarded, and only "
+            "a waiting or discarded one can be redriven",
         )
     fields = {"before": {"state": before.state}, "after": {"state": after.state}}
     request_audit.write(call, _ACTIONS[state], "dead_letter", after.id, customer_id=before.customer_id, **fields)

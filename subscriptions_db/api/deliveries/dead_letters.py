@@ -46,9 +46,9 @@ class DeadLetterTimeQuery(DeadLetterQuery):
     """Search criteria for dead letters, with a time range."""
 
     since: AwareDatetime | None = None
-    """Dead-lettered at this time or later."""
+    """Only deliveries that were dead-lettered at this time or later."""
     until: AwareDatetime | None = None
-    """Dead-lettered before this time."""
+    """Only deliveries that were dead-lettered before this time."""
 
 
 class DeadLetterTextQuery(DeadLetterTimeQuery):

@@ -60,8 +60,8 @@ class Delivery(expansion.Expandable):
     status: DeliveryStatus
     """The present status."""
     reason: str | None
-    """Why the delivery has not arrived: the reason of its newest dead letter; else the error class of the newest attempt, or
-    the reason for no attempt. Null: the delivery has arrived."""
+    """Why the delivery has not arrived. With a dead letter: the reason of the newest one. Without a dead letter: the error
+    class of the newest attempt, or the reason for no attempt. Null: the delivery has arrived."""
     began_at: dt.datetime
     """Time of the first record: the first attempt, or an earlier outcome without an attempt."""
     newest_at: dt.datetime
@@ -71,7 +71,7 @@ class Delivery(expansion.Expandable):
     dead_letters: int
     """Dead letters of the newest attempt or outcome. A delivered batch has one for each event that the receiver rejected."""
     dead_letter: str | None
-    """The id of the newest of these dead letters. Null: there is none."""
+    """The id of the newest dead letter that `dead_letters` counts. Null: there is none."""
     dead_letter_state: LetterState | None
     """The state of the dead letter `dead_letter`. Null: there is none."""
 
@@ -87,7 +87,7 @@ class DeliveryHistory(Delivery):
     """A delivery with its attempts."""
 
     history: list[Attempt]
-    """The newest first; at most 200 attempts and 1 MiB."""
+    """The attempts of the delivery, the newest first; at most 200 attempts and 1 MiB."""
 
 
 def list_(call: Call) -> Deliveries:

@@ -57,7 +57,8 @@ _AWAITS_PERMISSION = (
 def detail_of(status: EndpointStatus, *, awaits_permission: bool) -> str:
     """Return why the endpoint's status, or a missing permission, makes redriven deliveries wait; empty if neither does.
 
-    Deliveries to a suppressed or quarantined endpoint wait too. This text does not name those reasons.
+    Deliveries also wait while the endpoint is suppressed (its receiver fails) or quarantined (its row cannot be used). The
+    returned text does not name these two reasons.
     """
     return _DETAILS[status] or (_AWAITS_PERMISSION if awaits_permission else "")
 

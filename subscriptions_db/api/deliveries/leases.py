@@ -118,7 +118,7 @@ class SettledLetters(described.DescribedModel):
     refused: list[RefusedReceipt] = Field(default=[])
     """The texts that are no receipt handles. `results` has all refusals."""
     results: list[SettledReceipt]
-    """One for each receipt handle, in the order of the request."""
+    """One result for each text in the request's `receipts`, in their order."""
 
 
 def lease(call: Call) -> LeasedDeadLetters | LongPoll:

@@ -31,9 +31,9 @@ class RecordQuery(CustomerQuery, ListQuery):
     webhook_id: Text | None = None
     """Only attempts or deliveries with this `webhook-id`."""
     since: AwareDatetime | None = None
-    """Started at this time or later."""
+    """Only attempts or deliveries that started at this time or later."""
     until: AwareDatetime | None = None
-    """Started before this time."""
+    """Only attempts or deliveries that started before this time."""
 
     def start(self) -> archive_positions.PageStart:
         """Return the place at which the page begins, and its direction; raise RegistrationError for an invalid cursor."""

@@ -23,7 +23,7 @@ from subscriptions_db.replays import requests
 from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplaySearch, ReplayState
 
 MAX_UNFINISHED = 1000
-"""Maximum unfinished replays of one customer. Each resent delivery counts as one."""
+"""Maximum unfinished replays of one customer. The resend of one delivery counts as one replay."""
 NEWEST = 2**62
 """A number above all replay numbers: where a list without a cursor begins."""
 
@@ -69,10 +69,10 @@ class Replay(expansion.Expandable):
     delivered: int
     """Deliveries that the endpoint accepted."""
     dead_lettered: int
-    """Deliveries that were dead-lettered again."""
+    """Deliveries of the replay that were given up, and became dead letters."""
     skipped: int
-    """Deliveries that are never attempted. A resend of a delivery that waits counts here: the next attempt of the delivery is
-    brought forward."""
+    """Deliveries that ended as skipped, without an attempt or after failed attempts. A resend of a delivery that waits counts
+    here: the next attempt of the delivery is brought forward."""
 
 
 class Replays(routes.ListPage):
@@ -93,9 +93,9 @@ class ReplayQuery(CustomerQuery, ListQuery, expansion.ExpandQuery):
     ) = None
     """Only replays in this state."""
     since: AwareDatetime | None = None
-    """Requested at this time or later."""
+    """Only replays that were requested at this time or later."""
     until: AwareDatetime | None = None
-    """Requested before this time."""
+    """Only replays that were requested before this time."""
 
 
 def create(call: Call) -> Replay:
@@ -137,7 +137,7 @@ def resend(call: Call) -> Replay:
     if attempt.events > 1 or attempt.subscription_id is None:
         raise problems.Refused(409, "the attempt sent a batch, which cannot be built again: replay its time range")
     if attempt.topic is None or attempt.partition is None or attempt.offset is None:
-        raise problems.Refused(409, "the archive does not know where its event is in Kafka: replay its time range")
+        raise problems.Refused(409, "the archive does not know where the event is in Kafka: replay its time range")
     crud.existing_row(call, "endpoint", attempt.endpoint_id)
     asked = ReplayOne(
         webhook_id=attempt.webhook_id,
@@ -275,7 +275,7 @@ ROUTES = (
     ),
     Route(
         method="POST", path="/v1/attempts/{attempt_id}/resend", name="resendAttempt",
-        summary="Resend the delivery of an attempt, whatever its status.",
+        summary="Resend the delivery of an attempt, whatever the result of the attempt.",
         scopes=routes.WRITERS, handler=resend, query=CustomerQuery, answer=Replay, status=201, is_change=True,
         location="/v1/replays/{id}",
     ),

@@ -77,11 +77,11 @@ class DeliveryCounts(described.DescribedModel):
     delivered: int
     """Deliveries that an endpoint accepted. A delivery that was accepted twice counts twice. Of a batch, each event counts."""
     dead_lettered: int
-    """Deliveries that were given up. One that was redriven and given up again counts twice."""
+    """Deliveries that were given up. A delivery that was redriven and given up again counts twice."""
     skipped: int
-    """Deliveries that are never attempted."""
+    """Deliveries that ended as skipped, without an attempt or after failed attempts."""
     attempts: int
-    """Requests to endpoints. A batch is one."""
+    """Requests to endpoints. A request with a batch of events counts once."""
     failed_attempts: int
     """Attempts that the endpoint did not accept."""
     error_classes: dict[str, int]
@@ -112,7 +112,7 @@ class Statistics(described.DescribedModel):
     total: DeliveryCounts
     """The counts of the whole range."""
     items: list[StatisticsBucket]
-    """The oldest first. Hours and days without deliveries and attempts are left out."""
+    """The counts of each hour or day, the oldest first. Hours and days without deliveries and attempts are left out."""
 
 
 def of_endpoint(call: Call) -> Statistics:
@@ -136,7 +136,9 @@ def of_customer(call: Call) -> Statistics:
     """
     if call.principal.endpoints is not None:
         raise problems.Refused(
-            403, "a key that is limited to endpoints reads only theirs: use GET /v1/endpoints/{id}/statistics"
+            403,
+            "a key that is limited to endpoints cannot read the statistics of the whole customer: use "
+            "GET /v1/endpoints/{id}/statistics",
         )
     return _read(call, dead_letters.customer_of(call), None)
 

@@ -37,7 +37,7 @@ MAX_AGE_S = 86_400.0
 """Age of the keys, in seconds, beyond which they are not used. If the provider is away for so long, tokens are refused: a
 stolen key must not work for ever."""
 MAX_BYTES = 512 * 1024
-"""Largest document of a provider. A provider with three keys and their certificates has 5 KiB."""
+"""Maximum bytes of a provider's document. The JWKS of a provider with three keys and their certificates has 5 KiB."""
 MAX_KEYS = 100
 """Maximum entries of a JWKS that are read."""
 MIN_RSA_TEXT = 342

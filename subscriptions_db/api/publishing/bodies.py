@@ -21,7 +21,7 @@ STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 PLAIN = "application/json"
 MAX_EVENTS = 1000
-"""Most events of one request. With `api.max_body_bytes` it bounds the time that the checks of one request take."""
+"""Most events of one request. This bound and `api.max_body_bytes` limit the time that the checks of one request take."""
 
 _IS_CLOUD_EVENT = (("content-type", STRUCTURED.encode()),)
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)

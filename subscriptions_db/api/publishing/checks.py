@@ -50,7 +50,7 @@ class Rules:
     own_topics: frozenset[str]
     """Topics that only the platform writes."""
     framed_topics: str
-    """Pattern of the topics whose values may be framed by a schema registry. Empty: none."""
+    """Pattern of the topics whose values may begin with a schema's id (the wire format of a schema registry). Empty: none."""
     publisher_sources: str
     """Text with which the source of an event must begin if the publisher's key is limited to tenants. `{tenant}` stands for the
     event's tenant. Empty: any source."""

@@ -27,11 +27,11 @@ class CloudEvent(described.DescribedModel):
     specversion: Literal["1.0"]
     """The version of CloudEvents."""
     id: str
-    """Identifies the event together with `source`. Repeat an event with the same id."""
+    """The id, which identifies the event together with `source`. If you send an event again, keep its id."""
     source: str
     """The system in which the event happened, as a URI reference."""
     type: str
-    """Names the topic, after `source.topic_prefix`, unless the parameter `topic` does."""
+    """The type. The topic is the setting `source.topic_prefix` followed by the type, unless the parameter `topic` names it."""
     tenantid: str
     """The tenant at which the event happened."""
     subtenantid: str | None = None
@@ -59,7 +59,8 @@ class PublishQuery(NoParameters):
     """The topic of the events."""
 
     topic: Annotated[str, Field(pattern=mistakes.TOPIC_NAME_PATTERN)] | None = None
-    """Topic of all events of the request. Without it, each event's type names its topic, after `source.topic_prefix`."""
+    """Topic of all events of the request. Null: the topic of each event is the setting `source.topic_prefix` followed by the
+    event's type."""
 
 
 class PublishedEvents(described.DescribedModel):

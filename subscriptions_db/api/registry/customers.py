@@ -48,7 +48,7 @@ class CustomerFields(parts.ManifestPart):
     may_subscribe_to: TenantGrants | None = None
     """The tenants to whose events the customer may subscribe itself. Omitted or null: unchanged."""
     quotas: Quotas | None = None
-    """Maximum rows of the customer. Omitted or null: unchanged."""
+    """The quotas of the customer. Omitted or null: unchanged."""
 
 
 class Customer(described.DescribedModel):
@@ -61,7 +61,7 @@ class Customer(described.DescribedModel):
     may_subscribe_to: TenantGrants
     """The tenants to whose events the customer may subscribe itself."""
     quotas: Quotas
-    """Maximum rows of the customer."""
+    """The quotas of the customer."""
 
 
 class Customers(routes.ListPage):

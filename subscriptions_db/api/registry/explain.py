@@ -81,7 +81,7 @@ class ExplainRequest(parts.ManifestPart):
 
 
 class Explanation(described.DescribedModel):
-    """The verdict of one subscription on the event. Whether the tenant is known and active is not checked."""
+    """The verdict of one subscription on the event. The API does not check that the tenant is registered and active."""
 
     subscription: str
     """The id of the subscription."""

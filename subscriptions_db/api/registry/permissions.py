@@ -21,7 +21,8 @@ class ValidationResult(described.DescribedModel):
     """The reply of the receiver. If the reply gives no permission, an earlier permission stays valid."""
 
     state: handshake.HandshakeState
-    """The result of the question. `asked`: the receiver has not answered, and may still permit deliveries by the callback."""
+    """The result of the question. `asked`: the response neither permits nor refuses deliveries, and the receiver may still
+    permit deliveries by the callback."""
     permitted_per_minute: int | None
     """The permitted requests a minute. Null: any number, or the state is not `permitted`."""
     reason: str
@@ -40,8 +41,8 @@ class PermitResult(described.DescribedModel):
 def validate(call: Call) -> PendingQuestion:
     """Prepare a question for permission, whatever the endpoint's status. The API then records the question, and sends it.
 
-    Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission or is
-    quarantined, or if the operator has set no `delivery.webhook_origin`.
+    Raise Refused with 404 if there is no such endpoint. Raise it with 409 if the endpoint needs no permission or cannot
+    be used, or if the operator has set no `delivery.webhook_origin`.
     """
     endpoint_id = call.path["endpoint_id"]
     row, asked = (

@@ -1,7 +1,7 @@
 """Define the route by which a program follows the registry, with a key of scope `executor` or `operator`.
 
-Secrets stay sealed, so the program needs the key ring. Runs in the API. The handler only reads the newest revision;
-snapshot_feed.py builds one answer for all equal requests.
+Secrets stay sealed (encrypted), so the program needs the key ring to open them. Runs in the API. The handler only reads the
+newest revision; snapshot_feed.py builds one answer for all equal requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SnapshotQuery(NoParameters):
 
 
 class RegistryDocument(described.DescribedModel):
-    """The registry at a revision, or the changes since an earlier revision, as rows of the tables. Secrets are sealed."""
+    """The registry at a revision, or the changes since an earlier revision, as rows of the tables. Secrets are encrypted."""
 
     revision: int
     """The revision of the registry."""
@@ -40,7 +40,7 @@ class RegistryDocument(described.DescribedModel):
     endpoints: list[dict[str, Any]]
     """The rows of endpoints."""
     secrets: list[dict[str, Any]]
-    """The valid secrets of `endpoints`, the newest first; `sealed` is base64."""
+    """The valid secrets of `endpoints`, the newest first. `sealed` is the encrypted secret in base64."""
     subscriptions: list[dict[str, Any]]
     """The rows of subscriptions."""
     scopes: list[dict[str, Any]]

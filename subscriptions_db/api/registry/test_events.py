@@ -39,7 +39,7 @@ from subscriptions_db.manifest import event_types, mistakes, parts
 from subscriptions_db.snapshot import registry_reader
 
 MAX_KNOWN = 10_000
-"""Maximum endpoints whose pace one process remembers."""
+"""Maximum endpoints whose rate of test events one process remembers."""
 SOURCE, TENANT = "fanout.test", TenantId("fanout-test")
 """Source and tenant of every test event."""
 TEST_SUBSCRIPTION = SubscriptionId("test")
@@ -107,7 +107,7 @@ class TestEventSender:
     async def send(self, sending: PendingSend, record: Callable[[], Awaitable[None]]) -> TestResult:
         """Call `record`, which writes the audit entry; then make one attempt for a test event, and return its result.
 
-        An error of `record` passes, and nothing is sent.
+        An error of `record` is raised to the caller, and nothing is sent.
 
         Raise Refused, without a call of `record`:
 

@@ -1,4 +1,4 @@
-"""Authenticate the key or the token of a request, or the receiver that answers a question. Limit its rate, check its scope.
+"""Authenticate the key or token of a request, or a receiver that permits deliveries. Limit the rate, and check the scope.
 
 Runs in the API, on its event loop. Principals of keys are cached for seconds, so most requests need no key look-up in
 Postgres. Tokens are those of the OpenID Connect provider (subscriptions_db/api/oidc). All tokens of one subject share one rate,
@@ -202,7 +202,7 @@ class Admission:
         return principal
 
     async def admit_receiver(self, read_customer: Callable[[], Awaitable[str | None]]) -> Principal:
-        """Return the principal of a receiver that answers a question.
+        """Return the principal of a receiver that answers a question for permission to deliver.
 
         Raise Refused:
 

@@ -74,7 +74,7 @@ class ApiAnswer:
     sending: routes.PendingSend | None = None
     """A test event to record, then to send; its result is the document."""
     exchange: routes.PendingQuestion | None = None
-    """A question to record, then to send to a receiver; the reply decides the document."""
+    """A request for a receiver's permission (a question), to record, then to send. The reply decides the document."""
     awaited: routes.LongPoll | None = None
     """Set if the handler found nothing, and the request may wait (long_polls.py)."""
     following: routes.SnapshotRequest | None = None

@@ -28,8 +28,8 @@ a day changes nothing and returns the first answer. A secret that was shown once
 
 _KEY_HEADERS = {
     "RateLimit-Limit": {
-        "description": "Requests that the key may send at once; for publishEvents, requests with one event each, by the limit "
-        "of the key or of a tenant that refuses first.",
+        "description": "Requests that the key may send at once. For publishEvents, requests with one event each. The number is "
+        "that of the limit that refuses first: of the key, or of a tenant.",
         "schema": {"type": "integer"},
     },
     "RateLimit-Remaining": {"description": "Requests that the key may still send at once now.", "schema": {"type": "integer"}},
@@ -43,7 +43,7 @@ _KEY_HEADERS = {
 _DEPRECATION_HEADERS = {
     "Deprecation": {"description": "The time of the deprecation: `@` and Unix seconds.", "schema": {"type": "string"}},
     "Sunset": {"description": "The earliest time of the removal.", "schema": {"type": "string"}},
-    "Link": {"description": "The page that says what to use in its place.", "schema": {"type": "string"}},
+    "Link": {"description": "The page that says what to use in place of the deprecated thing.", "schema": {"type": "string"}},
 }
 
 _TAGS = {
@@ -54,9 +54,9 @@ _TAGS = {
     "event-types": "The catalogue of event types. It does not affect delivery.",
     "events": "Publish events over HTTP.",
     "deliveries": "Events due to a subscription, each with its status.",
-    "attempts": "Requests to endpoints, and their repeats.",
+    "attempts": "Requests to endpoints, and resends of their deliveries.",
     "statistics": "Counts and percentiles of a customer.",
-    "replays": "Deliveries of past events, made again for a time range.",
+    "replays": "Requests to deliver past events again: those of a time range, or of one delivery.",
     "dead-letters": "Deliveries that were given up.",
     "dead-letter-consumers": "Named groups of pollers that share the dead letters of a customer.",
     "audit-log": "Changes with their authors.",
@@ -117,7 +117,7 @@ def document(routes: Iterable[Route], public_url: str = "") -> dict[str, Any]:
                 "api_key": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "`fk_…`, by `fanout api-keys`. Operators may send a token of their provider.",
+                    "description": "An API key (`fk_…`) of `fanout api-keys`. Operators may send a token of their provider.",
                 }
             },
         },
@@ -150,7 +150,7 @@ def _operation(route: Route, refs: Any) -> dict[str, Any]:
         "summary": route.summary,
         "description": _description(route),
         "tags": [_tag(route)],
-        # Any one of these scopes.
+        # A key needs any one of these scopes.
         "security": [{"api_key": [scope.value]} for scope in sorted(route.scopes)],  # an empty list: no key is needed
         "parameters": [*_path_parameters(route), *_query_parameters(route, example), *_headers(route)],
         "responses": {
@@ -207,7 +207,7 @@ def _tag(route: Route) -> str:
 def _description(route: Route) -> str:
     """Return the description of an operation: its scopes, the handling of a repeat, a cost above 1, and its deprecation.
 
-    Of an open route, only: that it needs no API key, and its deprecation.
+    The description of an open route (Route.is_open) has only its deprecation, and says that the route needs no API key.
     """
     past = [f"{route.deprecation}."] if route.deprecation else []
     if route.is_open:

@@ -53,7 +53,7 @@ NO_KEY = (
 """The problem of a request with an `Idempotency-Key`. The API stores no answer under the key, and to ignore the header silently
 would mislead its sender."""
 UNLISTED = (
-    "Kafka does not list its topics, and one of the request is not known yet. Nothing was published: send the request again"
+    "Kafka does not list its topics, and a topic of the request is not known yet. Nothing was published: send the request again"
 )
 UNCONFIRMED = "Kafka has not confirmed every event, and may have some: send the whole request again, with the same ids"
 
@@ -63,7 +63,7 @@ class _Cost:
     """The cost of checking a request. A refused request has a cost too."""
 
     events: int = 0
-    """0: the body could not be split into events."""
+    """0: the body is an empty array, or could not be split into events."""
     cpu_s: float = 0.0
 
 

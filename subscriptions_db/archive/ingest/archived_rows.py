@@ -1,8 +1,8 @@
 """Convert decoded records of the attempts and dead-letter topics to rows of the archive. Pure.
 
 Runs in `fanout archive`. The API reads attempts back as AttemptRow. delivery.webhooks.results decodes the records. For
-a record that the job cannot have written, `attempt_rows` and `redriven_rows` raise RecordUnreadable, `dead_letter_row` also
-ValueError.
+a record that the job cannot have written, `attempt_rows` and `redriven_rows` raise RecordUnreadable. `dead_letter_row` raises
+RecordUnreadable or ValueError.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class DeadLetterRow:
     """The record of the dead-letter topic without the payload, and with the error classes that customers see
     (disclosure.py)."""
     batch_webhook_id: str | None = None
-    """The `webhook-id` of the batch that contained the event; None: the event was sent alone."""
+    """The `webhook-id` of the batch that contained the event. None: the event was sent alone, or the job could not build its
+    batch."""
 
 
 class AttemptRow(NamedTuple):
@@ -193,8 +194,8 @@ def _is_kept(entry: Entry) -> TypeGuard[Attempted | Unattempted]:
     """Return True if an entry gets a row.
 
     Three kinds get none: redrive notes, batches that could not be built, and resends that brought an attempt forward. Dead
-    letters report a batch that could not be built. A row of such a resend would show its delivery as skipped, although the
-    delivery waits.
+    letters report a batch that could not be built. The row of a resend that brought an attempt forward would show its delivery
+    as skipped, although the delivery waits.
     """
     if isinstance(entry, RedrivenEntry) or is_brought_forward(entry):
         return False

@@ -29,7 +29,7 @@ _Key = TypeVar("_Key")
 
 @dataclass(slots=True)
 class HourCounts:
-    """Counts of one hour, or their sum over several."""
+    """Counts of deliveries and attempts in one hour, or their sum over several hours."""
 
     delivered: int = 0
     """Deliveries that the endpoint accepted. Of a batch, each accepted event counts."""

@@ -113,10 +113,11 @@ def _columns(notes: Iterable[RedrivenRow | _Note]) -> dict[str, Any]:
 
 
 def _write_audit_entries(connection: connect.Connection, redriven: collections.Counter[str]) -> None:
-    """Write an audit entry for each customer whose dead letters notes have set to `redriven`. `redriven`: customer → number.
+    """Write an audit entry for each customer with dead letters that notes have set to `redriven`.
 
-    The actor of the entry is `command`. The API writes the audit entry of a redrive when it takes the request. Such a redrive
-    gets an entry of this function too if its note also applies to earlier dead letters of the delivery.
+    `redriven` is customer → number of these dead letters. The actor of the entry is `command`. The API writes the audit entry
+    of a redrive when it takes the request. Such a redrive gets an entry of this function too if its note also applies to
+    earlier dead letters of the delivery.
     """
     entries = [
         audit_entries.entry(

@@ -61,9 +61,10 @@ def offsets(connection: connect.Connection) -> dict[TopicPartition, int]:
 
 
 def restart_partition(connection: connect.Connection, place: TopicPartition, stale: int) -> None:
-    """Reset a partition's next offset to zero, as a new incarnation, so that the partition is archived from its first record.
+    """Reset a partition's next offset to zero, so that the partition is archived from its first record.
 
-    `stale` is the next offset that the caller has read from Postgres. If another process has changed it since, nothing happens.
+    Also increment its incarnation, which distinguishes the new records from archived ones with the same offsets. `stale` is the
+    next offset that the caller has read from Postgres. If another process has changed it since, nothing happens.
     """
     with connect.translated_errors():
         wanted = {"topic": place[0], "partition": place[1], "next_offset": stale}

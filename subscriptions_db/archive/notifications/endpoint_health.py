@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 MIN_FAILURES = 5
-"""Consecutive failed attempts before an endpoint counts as failing: as many as open a worker's circuit breaker. Fewer say
-little about an endpoint that gets one event a day."""
+"""Consecutive failed attempts before an endpoint counts as failing. As many open a worker's circuit breaker, where a timeout
+counts as three. Fewer say little about an endpoint that gets one event a day."""
 
 
 class EventKind(enum.StrEnum):
@@ -91,7 +91,7 @@ class EndpointHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """True after a `failing` event, until a `recovered` or a `disabled` event."""
     failing_reported_at: dt.datetime | None = msgspec.field(default=None, name="failing_told_at")
     disabled_at: dt.datetime | None = None
-    """The time at which the endpoint was disabled that the last `disabled` event reported."""
+    """When the endpoint was disabled, according to its last `disabled` event."""
     disabled_reported_at: dt.datetime | None = msgspec.field(default=None, name="disabled_told_at")
     postponed: int = 0
     """Deliveries postponed since `postponed_since`, the beginning of the present period of `quiet_s` seconds."""

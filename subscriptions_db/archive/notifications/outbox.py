@@ -22,7 +22,7 @@ from subscriptions_db.postgres.sql import query
 MAX_EVENTS = 1000
 """Maximum events in one page of the outbox."""
 LATE_S = 86_400
-"""Seconds after which it is too late for a due report that an endpoint was disabled. Otherwise, switching operational events on
+"""Seconds for which a `disabled` event can be made after it became due. Without this bound, switching operational events on
 would report endpoints that were disabled long ago."""
 
 

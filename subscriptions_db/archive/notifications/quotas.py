@@ -1,8 +1,8 @@
 """Find reached quotas of customers and tenants, and make an operational event about each (docs/operational-events.md).
 
-Runs in `fanout archive`. `after` decides, and is pure. A quota is reached when its subject has as much as the quota allows.
-While a quota stays reached, at most one event is made about it, for a daily quota at most one a day. The API reads
-`reached_quotas` to refuse replays (subscriptions_db/api/deliveries/replays.py).
+Runs in `fanout archive`. `after` decides, and is pure. A quota is reached when its customer or tenant has as much as the quota
+allows. A quota of 0 never counts as reached. While a quota stays reached, at most one event is made about it, for a daily quota
+at most one a day. The API reads `reached_quotas` to refuse replays (subscriptions_db/api/deliveries/replays.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DefaultQuotas(NamedTuple):
     dead_letters: int
     """Waiting dead letters. 0: no quota."""
     events_per_day: int
-    """Events of one tenant in a day of UTC. 0: no tenant has a quota, also not one of its own."""
+    """Events of one tenant in a day of UTC. 0: no tenant has a quota, and a tenant's own quota does not apply."""
 
 
 class ReachedQuota(NamedTuple):
@@ -136,8 +136,9 @@ def record(
                 changed.append(row)
                 if row.reached_at == now:
                     log.info(
-                        "%s %s has reached its quota %s of %d: the API answers its requests for more with 429. At the quota "
-                        "dead_letters, these are requests for replays. docs/api.md says how to give a larger quota",
+                        "%s %s has reached its quota %s of %d: the API answers the customer's requests for more, or requests "
+                        "to publish for the tenant, with 429. At the quota dead_letters, these are requests for replays. "
+                        "docs/api.md says how to give a larger quota",
                         "tenant" if row.customer_id is None else "customer",
                         row.subject_id,
                         row.quota,

@@ -1,6 +1,6 @@
 """Search and count recent attempts of a customer, and read one by its position.
 
-Runs in the API.
+Runs in the API. A record is a row of the table of attempts: an attempt, or an outcome without an attempt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from subscriptions_db.postgres import connect
 from subscriptions_db.postgres.sql import query
 
 MAX_LOOKED_AT = 5000
-"""Maximum records that one call examines. If few of them match, the next call continues after them."""
+"""Maximum records (rows of the table of attempts) that one call examines. If few match, the next call continues after them."""
 MAX_EXAMINED = 10_000
 """Maximum records that a count examines. 50,000 took 240 ms with 100,000 attempts of one customer."""
 
@@ -55,7 +55,8 @@ def search(
 ) -> FoundAttempts:
     """Examine at most `most` records older than `start`, or newer if `start.is_backwards`; return the first `limit` matches.
 
-    The page may be empty although further attempts match. The next page begins at `further`.
+    A record is a row of the table of attempts: an attempt, or an outcome without an attempt, which never matches. The page may
+    be empty although further attempts match. The next page begins at `further`.
     """
     wanted = records.parameters(customer_id, asked)
     found = records.nearest(connection, "attempts", wanted, start, limit=limit, most=most)

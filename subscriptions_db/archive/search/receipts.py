@@ -77,8 +77,8 @@ def extend(
 ) -> list[ReceiptResult]:
     """Let leases end `lease_s` seconds from now, sooner or later than before; return one result for each receipt handle.
 
-    A lease ends `consumers.MAX_LEASE_S` after its poll at the latest; from then on it cannot be extended. Before, an expired
-    lease can be extended too, until the dead letter is leased again.
+    A lease ends `consumers.MAX_LEASE_S` after its poll at the latest; from then on it cannot be extended. Before that time, an
+    expired lease can be extended too, until the dead letter is leased again.
     """
     return _settle(connection, "extend", customer_id, name, receipts, until=consumers.lease_end(now, lease_s), now=now)
 

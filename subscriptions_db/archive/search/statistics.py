@@ -75,7 +75,7 @@ def read(
     until: dt.datetime,
     by: Granularity,
 ) -> FoundStatistics:
-    """Return the statistics of an endpoint in whole hours or days. `endpoint_id` None: of all endpoints of the customer.
+    """Return the statistics of an endpoint in whole hours or days. `endpoint_id` None: of the customer's endpoints together.
 
     The range begins with the bucket of `since`, and ends with the last bucket that begins before `until`.
     """

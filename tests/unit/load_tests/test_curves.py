@@ -284,9 +284,9 @@ def test_the_page_says_fit_and_knee_and_has_a_row_for_each_value():
     figures = figures_of(job(10, done(10)), job(100, done(100, workers_s=0.09)))
     page = curve_pages.markdown({"endpoints": orjson.loads(orjson.dumps(figures))})
     assert (
-        "Knee: from 100 on, a value costs more than 1.25 times the smallest value; 100% of the growth is in the workers."
-        in page
-    )
+        "Knee: from 100 on, a value costs more than 1.25 times as much as the smallest value; 100% of the growth is in the "
+        "workers."
+    ) in page
     assert "CPU µs of one delivery, with x = endpoints: 44.44 + 0.556 · x (residual 0 µs)." in page
     assert "| 100 | 10.0 | 0.0 | 90.0 | 100.0 | 100.0 | 2,000 | 9.0 | 0.1 | 900 | 180 | 140 | 0 | 0 |" in page
     assert curve_plots.svg(figures).count("<svg") == 1

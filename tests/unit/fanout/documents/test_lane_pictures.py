@@ -67,7 +67,7 @@ BOXES = {
         (passes("collect", "shard", "Spark", PLANS_QUERY), None),
         (passes("collect", "shard", "Spark", "delivery.webhooks.batching.batcher"), "neither belongs to"),
         (passes("collect", "shard", "Spark", "delivery.stages.lanes.of_batches"), "no module delivery.stages.lanes.of_batches"),
-        (passes("collect", "shard", "Kafka", PLANS_QUERY), "has topics at one end"),
+        (passes("collect", "shard", "Kafka", PLANS_QUERY), "needs a box of topics at one end"),
         (passes("shard", "topics", "Kafka", "delivery.stages.tasks.batch_shard"), "does not read delivery.retries_topic"),
         (passes("shard", "tables", "Postgres", PLANS_QUERY), "does not import subscriptions_db.postgres.connect"),
     ],

@@ -68,7 +68,9 @@ def test_a_refusal_that_the_platform_did_not_cause_is_not_logged(caplog):
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(("exc", "cure"), [(OUTDATED, "run `fanout db migrate`"), (AWAY, "the log of this process says why")])
+@pytest.mark.parametrize(
+    ("exc", "cure"), [(OUTDATED, "mostly `fanout db migrate`"), (AWAY, "the log of this process says why")]
+)
 def test_a_process_that_is_not_ready_names_the_cure(exc, cure):
     refused = problems.not_ready(exc).problem
     assert refused.status == 503
