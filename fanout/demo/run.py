@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import random
+import resource
 import subprocess
 import threading
 import time
@@ -40,10 +41,14 @@ CHANGE_AFTER, RESUME_AFTER = 0.4, 0.7
 """Shares of the events: after CHANGE_AFTER the registry changes, after RESUME_AFTER the paused endpoints are resumed."""
 OVERRIDES = {
     "spark.master": "local[6,4]",
+    "delivery.max_connections": "60",
     "retry.probe_interval_s": "1",
     "retry.max_probe_interval_s": "4",
 }
-"""Settings of the job. Failing endpoints are probed often, because the demo takes about a minute."""
+"""Settings of the job. All receivers are in this process, which had 2,900 connections without `max_connections`, and many
+shells allow 1,024 files. Failing endpoints are probed often, because the demo takes about a minute."""
+FILES = 1024
+"""Number of files that this process may open, if the system allows it. Some shells allow 256, and the demo opens about 350."""
 START_TIMEOUT_S = 120
 """The demo fails if the job and the API have not started, and the topics of attempts, dead letters and rejected records got no
 record in this many seconds."""
@@ -134,6 +139,7 @@ def run(*, events: int, seed: int, console: rich.console.Console, stop: threadin
     received: list[receiver.Received] = []
     secrets: dict[str, list[str]] = {}
     repairs = scenario.Repairs()
+    _permit_files()
     console.print("[bold]1[/] starting Postgres, Kafka and the receivers …", markup=True)
     with (
         stack.Stack(ROOT, is_fresh=True) as servers,
@@ -198,6 +204,13 @@ def _ended(name: str, started: subprocess.Popen[bytes]) -> str:
     log = (ROOT / (local_job.LOG if name == "run" else f"{name}.log")).absolute()
     code = started.returncode
     return f"the demo failed, and its processes are stopped: fanout {name} ended with code {code}. See its log, {log}"
+
+
+def _permit_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES:
+        most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _prepare(servers: stack.Stack, receiver_url: str, seed: int, stop: threading.Event, repairs: scenario.Repairs) -> _Scene:
