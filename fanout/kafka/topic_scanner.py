@@ -158,12 +158,17 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
         consume(message)
     except (errors.StateUnreadable, LookupError, RecursionError, TypeError, ValueError) as exc:
         said = f"{type(exc).__name__}: {str(exc).partition('. ')[0]}"
-        raise errors.RecordUnreadable(
-            f"record {place}:{message.offset()} is not one that this version of the job writes ({said}): another program, or "
-            "another version of the job, has written to this topic. Reading stopped at this record, and nothing was written to "
-            "Kafka: run this command in the version that wrote the record. If another program wrote it, stop that program; the "
-            "command works again when Kafka has deleted the record"
-        ) from exc
+        raise unreadable(f"{place}:{message.offset()}", said) from exc
+
+
+def unreadable(place: str, fault: str) -> errors.RecordUnreadable:
+    """Return the error for the record at `place`, `topic:partition:offset`, which cannot be used because of `fault`."""
+    return errors.RecordUnreadable(
+        f"record {place} is not one that this version of the job writes ({fault}): another program, or another version of the "
+        "job, has written to this topic. The command stopped at this record, and wrote nothing to Kafka: run it in the version "
+        "that wrote the record. If another program wrote it, stop that program; the command works again when Kafka has deleted "
+        "the record"
+    )
 
 
 def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:

@@ -256,8 +256,8 @@ def free_port() -> int:
             holder.close()
         return port
     raise errors.LocalStackError(
-        f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1, so no server was started: stop the processes "
-        "that use these ports"
+        f"no port from {PORTS.start} to {PORTS.stop - 1} is free on 127.0.0.1, so no further server was started: stop the "
+        "processes that use these ports"
     )
 
 

@@ -204,11 +204,15 @@ def is_signed_by_hmac(body: bytes, headers: dict[str, str], secrets: list[str]) 
     This code shares nothing with the code that signs, and needs no package: the image does not have `standardwebhooks`. The age
     of the signature is not checked.
     """
-    signed = f"{headers.get('webhook-id')}.{headers.get('webhook-timestamp')}.".encode() + body
-    given = headers.get("webhook-signature", "").split()
+    # aiohttp decodes header bytes that are not UTF-8 to surrogates.
+    webhook_id, timestamp, given = (
+        headers.get(name, "").encode(errors="surrogateescape")
+        for name in ("webhook-id", "webhook-timestamp", "webhook-signature")
+    )
+    signed = b"%s.%s.%s" % (webhook_id, timestamp, body)
     for secret in secrets:
         code = hmac.digest(base64.b64decode(secret.removeprefix("whsec_")), signed, "sha256")
-        if any(hmac.compare_digest(f"v1,{base64.b64encode(code).decode()}", signature) for signature in given):
+        if any(hmac.compare_digest(b"v1," + base64.b64encode(code), signature) for signature in given.split()):
             return True
     return False
 

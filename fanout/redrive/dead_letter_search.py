@@ -213,9 +213,11 @@ def show(console: rich.console.Console, found: Found) -> None:
     document = found.document()
     try:
         headers, payload = found.letter.event().record.headers, found.letter.payload().decode(errors="replace")
-    except ValueError as exc:  # another program wrote it
+    except ValueError as exc:
         headers = ()
-        payload = f"the payload cannot be shown ({exc}), so the job did not write this dead letter; --json shows it all"
+        payload = (
+            f"the payload or a header cannot be shown ({exc}), so another program wrote this dead letter; --json shows it all"
+        )
     for name in ("attempts", "headers", "payload_base64"):
         del document[name]
     for name in ("appended_at", "dead_lettered_at"):
@@ -284,6 +286,9 @@ def redrive(
     extents = reader.extents(selection.since_ms)
     reader.read(extents, lambda place, offset, written: plan.add(dead_letter_records.decode(written), (place, offset)))
     chosen = plan.chosen(limit)
+    for at, newest in chosen.items():
+        if newest.fault and not isinstance(at, int):
+            raise topic_scanner.unreadable(f"{at[0].topic}:{at[0].partition}:{at[1]}", newest.fault)
     now_ms = round(time.time() * 1000) if now_ms is None else now_ms
     enqueuer = enqueue.Enqueuer(config, chosen.values(), now_ms=now_ms, dry_run=dry_run)
 

@@ -71,6 +71,8 @@ class Newest(NamedTuple):
     place: LetterPlace
     batch: str
     """`webhook-id` of the batch with the event. Empty: the event was sent alone, or the batch could not be built."""
+    fault: str
+    """Why the dead letter cannot be redriven; empty: it can."""
 
 
 class Redriven:
@@ -112,23 +114,29 @@ class Plan:
         self.redriven_before = 0
 
     def add(self, letter: DeadLetter, place: LetterPlace) -> None:
-        """Add a dead letter. The caller adds the dead letters of one delivery in the order in which they were written.
-
-        Raise ValueError if the dead letter is to be redriven, and its payload or a header is not base64.
-        """
+        """Add a dead letter. The caller adds the dead letters of one delivery in the order in which they were written."""
         delivery = delivery_of(letter)
         if not self._selection.matches(letter):
             self._newest.pop(delivery, None)
         elif self._redriven.has(letter):
             self.redriven_before += 1
         else:
-            letter.event()  # raises before anything is written
-            self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, letter.batch_webhook_id or "")
+            batch = letter.batch_webhook_id or ""
+            self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, batch, _fault(letter))
 
     def chosen(self, limit: int | None = None) -> dict[LetterPlace, Newest]:
         """Return the chosen dead letters by place: the `limit` oldest, or all without a limit."""
         newest = sorted(self._newest.values(), key=lambda letter: letter.dead_lettered_at_ms)[:limit]
         return {letter.place: letter for letter in newest}
+
+
+def _fault(letter: DeadLetter) -> str:
+    try:
+        letter.event()
+        letter.payload()
+    except ValueError as exc:  # another program wrote it
+        return f"{type(exc).__name__}: {exc}"
+    return ""
 
 
 def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.RetryEntry:

@@ -127,8 +127,7 @@ class BatchLane:
             if not due:
                 return
             events, subscription_ids = [event for event, _ in due], [subscription_id for _, subscription_id in due]
-        # A deleted endpoint is known by its ids only, which the attempts topic needs.
-        to = endpoint or Endpoint(endpoint_id=batch.endpoint_id, customer_id=batch.customer_id, url="")
+        to = revalidation.own_endpoint(endpoint, batch.endpoint_id, batch.customer_id, DeliveryMode.BATCH)
         delivery = BatchDelivery(to, "", b"", b"", b"", events, subscription_ids, batch.reason)
         try:
             delivery = delivery._replace(webhook_id=batch_payload.webhook_id(batch.endpoint_id, events, subscription_ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from delivery.model import Delivery
-from delivery.registry_model import DeliveryMode, Endpoint, Scope, Subscription
+from delivery.registry_model import DeliveryMode, Scope, Subscription
 from delivery.webhooks.batching import segment
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries, revalidation
@@ -32,10 +32,7 @@ def without_body(
 
     Raise msgspec.MsgspecError or UnicodeDecodeError if an event is unreadable.
     """
-    endpoint = destination.endpoint
-    if endpoint is None or endpoint.customer_id != lease.customer_id or endpoint.mode is not mode(entry):
-        # what the log needs
-        endpoint = Endpoint(endpoint_id=lease.endpoint_id, customer_id=lease.customer_id, url="", mode=mode(entry))
+    endpoint = revalidation.own_endpoint(destination.endpoint, lease.endpoint_id, lease.customer_id, mode(entry))
     events = [segment.unpacked(entry.packed[place]) for place in places]
     subscription_ids = revalidation.subscription_ids(entry, places)
     if entry.left_by is not None:

@@ -77,7 +77,7 @@ class Triage(NamedTuple):
     """The decisions about a lease before its attempts."""
 
     pause_reason: str | None
-    """Why nothing of the lease is attempted, such as `endpoint_paused`. None: each entry has its own decision."""
+    """Why nothing of the lease is attempted, such as `endpoint_paused`. None: the entries may be attempted."""
     decisions: list[Decision]
     """One decision per entry, in the order of the entries."""
 
@@ -97,7 +97,7 @@ class Disposition(NamedTuple):
 def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_work.CompletedKeys, now_ms: int) -> Triage:
     """Return the decision about each entry of a lease. The first case that applies counts.
 
-    1. The endpoint is quarantined, paused or disabled: all entries are requeued.
+    1. The endpoint is quarantined, paused or disabled: all entries of its delivery mode are requeued.
     2. The worker's registry lacks the endpoint, a subscription or a tenant of an entry's events, and may be older than the
        registry by which the entry was written: the entry is requeued.
     3. A registry that is not older lacks the endpoint, the subscription or the tenant of some events. These rows were deleted,
@@ -110,10 +110,15 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
     Otherwise only case 3 applies, and all other events become dead letters. All entries of a lease that is given up as
     BROUGHT_FORWARD are skipped, because they are resends of deliveries that wait in the retry lane.
     """
-    reason = _pause_reason(lease, view.destination.endpoint)
-    if reason is not None:
-        return Triage(reason, [ToRequeue(NextAttempt(entry.again_at_ms, entry.retries), reason) for entry in lease.entries])
-    return Triage(None, [_decision(lease, entry, view, ended, now_ms) for entry in lease.entries])
+    endpoint = view.destination.endpoint
+    reason = _pause_reason(lease, endpoint)
+    decisions = [
+        _decision(lease, entry, view, ended, now_ms)
+        if reason is None or (endpoint is not None and endpoint.mode is not lease_delivery.mode(entry))
+        else ToRequeue(NextAttempt(entry.again_at_ms, entry.retries), reason)
+        for entry in lease.entries
+    ]
+    return Triage(reason, decisions)
 
 
 def settle(
@@ -185,7 +190,7 @@ def _decision(
 
 
 def _pause_reason(lease: retry_messages.Lease, endpoint: Endpoint | None) -> str | None:
-    """Return the reason for which nothing of a lease is attempted; None: each entry gets a decision of its own.
+    """Return the reason for which nothing of a lease is attempted; None: the entries may be attempted.
 
     None also in three cases in which the endpoint's status does not matter:
     1. The lease is given up, and sends no request.

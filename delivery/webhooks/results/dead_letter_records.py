@@ -164,8 +164,11 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return opaque.as_bytes(base64.b64decode(self.payload_base64, validate=True), self.payload_kind)
 
     def event(self) -> Event:
-        """Return the event that the endpoint did not get. Its `content`, the parsed payload, and `record.value` are None."""
-        headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in self.headers)
+        """Return the event that the endpoint did not get. Its `content`, the parsed payload, and `record.value` are None.
+
+        Raise ValueError if the payload or a header is not base64: another program wrote the dead letter.
+        """
+        headers = tuple((header.name, base64.b64decode(header.value_base64, validate=True)) for header in self.headers)
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, headers)
         return Event(
             event_id=self.event_id,

@@ -100,7 +100,7 @@ def _letter(
 def _url_origin(url: str) -> str:
     """Return the scheme, host and port of a URL. Return an empty text if `url` is empty, or if yarl cannot read it.
 
-    1. `url` is empty if the worker's registry has no endpoint with this id and customer.
+    1. `url` is empty if the worker's registry has no endpoint with this id, customer and delivery mode.
     2. Plain SQL may register a URL that yarl cannot read. The endpoint is then quarantined, so its retry entries wait until
        they expire.
     """

@@ -8,6 +8,7 @@ tokens.
 from __future__ import annotations
 
 import base64
+import collections
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -64,12 +65,12 @@ class TopicRow(NamedTuple):
 def rows(results: Results, topics: Topics) -> Iterator[TopicRow]:
     """Yield the Kafka records of `results` for the attempts, dead-letter and rejected topics.
 
-    The caller writes them before Spark commits the offsets of the records that were read. Log entries of one endpoint and one
-    delivery mode share a record, up to MAX_ROW_BYTES.
+    The caller writes them before Spark commits the offsets of the records that were read. Log entries of one endpoint share a
+    record, up to MAX_ROW_BYTES, if they have one customer and one delivery mode.
     """
-    for (endpoint_id, mode), (endpoint, entries) in _log(results).items():
+    for (endpoint_id, customer_id, mode), entries in _log(results).items():
         for chunk in chunking.chunks(entries, len, MAX_ROW_BYTES):
-            record = log_records.encode_log(endpoint_id, endpoint.customer_id, mode, chunk)
+            record = log_records.encode_log(endpoint_id, customer_id, mode, chunk)
             yield TopicRow(topics.attempts, endpoint_id.encode(), record)
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.DEAD_LETTERED:
@@ -161,9 +162,9 @@ def _retry_rows(endpoint_id: EndpointId, written: bytes, topics: Topics) -> Iter
         yield TopicRow(topics.retries, record.key, record.value)
 
 
-_Log = dict[tuple[EndpointId, str], tuple[Endpoint, list[bytes]]]
-"""Endpoint id and delivery mode → the endpoint and its encoded log entries. The retry lane may have entries of a deleted
-endpoint and of its successor, which has the same id and may have the other mode."""
+_Log = collections.defaultdict[tuple[EndpointId, CustomerId, str], list[bytes]]
+"""Endpoint id, customer and delivery mode → encoded log entries. The retry lane may have entries of a
+deleted endpoint and of its successor, which has the same id and may have another customer or mode."""
 
 
 def _log(results: Results) -> _Log:
@@ -171,7 +172,7 @@ def _log(results: Results) -> _Log:
 
     A delivery or batch without an attempt has one entry, with the reason of its outcome.
     """
-    log: _Log = {}
+    log: _Log = collections.defaultdict(list)
     for outcome in results.outcomes:
         entries = _entries_of(outcome.delivery.endpoint, log)
         entries.extend(map(log_records.encode_entry, log_rows.entries_of(outcome)))
@@ -182,11 +183,7 @@ def _log(results: Results) -> _Log:
 
 
 def _entries_of(endpoint: Endpoint, log: _Log) -> list[bytes]:
-    key = endpoint.endpoint_id, endpoint.mode.value
-    found = log.get(key)
-    if found is None:
-        found = log[key] = (endpoint, [])
-    return found[1]
+    return log[endpoint.endpoint_id, endpoint.customer_id, endpoint.mode.value]
 
 
 def _rejected(rejection: Rejection) -> RejectedRecord:

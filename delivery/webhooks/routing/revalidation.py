@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from delivery.model import SkipReason
-from delivery.registry_model import CustomerId, DeliveryMode, EndpointId, SubscriptionId, TenantId
+from delivery.registry_model import CustomerId, DeliveryMode, Endpoint, EndpointId, SubscriptionId, TenantId
 from delivery.webhooks.routing import matching, registries
 
 
@@ -69,11 +69,11 @@ def split_by_eligibility(
     3. The subscription is quarantined or paused.
     4. The event's tenant was deleted.
     """
-    endpoint = destination.endpoint
+    is_deleted = not _is_same(destination.endpoint, customer_id, mode)
     reasons: list[SkipReason | None] = []
     for name in stored.subscriptions:
         subscription = destination.subscriptions.get(name)
-        if endpoint is None or endpoint.customer_id != customer_id or endpoint.mode is not mode:
+        if is_deleted:
             reasons.append(SkipReason.ENDPOINT_DELETED)
         elif subscription is None or subscription.endpoint_id != endpoint_id:
             reasons.append(SkipReason.SUBSCRIPTION_DELETED)
@@ -90,6 +90,20 @@ def split_by_eligibility(
             reason = SkipReason.TENANT_DELETED
         by_reason.setdefault(reason, []).append(place)
     return dict(by_reason)
+
+
+def own_endpoint(endpoint: Endpoint | None, endpoint_id: EndpointId, customer_id: CustomerId, mode: DeliveryMode) -> Endpoint:
+    """Return the endpoint for which events were stored, or one with only ids and mode if that was deleted.
+
+    `endpoint` is the endpoint that has the id now. It is another one if it has another customer or mode.
+    """
+    if endpoint is not None and _is_same(endpoint, customer_id, mode):
+        return endpoint
+    return Endpoint(endpoint_id=endpoint_id, customer_id=customer_id, url="", mode=mode)
+
+
+def _is_same(endpoint: Endpoint | None, customer_id: CustomerId, mode: DeliveryMode) -> bool:
+    return endpoint is not None and endpoint.customer_id == customer_id and endpoint.mode is mode
 
 
 def subscription_ids(stored: StoredEvents, places: Sequence[int]) -> list[SubscriptionId]:

@@ -37,6 +37,8 @@ def test_a_signature_of_the_platform_is_valid(verify, body):
         (BODY, {"webhook-timestamp": str(NOW + 1)}),
         (BODY, {"webhook-signature": ""}),
         (BODY, {"webhook-signature": "v1,AAAA"}),
+        (NOT_TEXT, {"webhook-signature": "v1,\xe9"}),
+        (NOT_TEXT, {"webhook-id": "w\udcff"}),
     ],
 )
 def test_a_signature_of_another_request_is_not_valid(verify, body, changed):

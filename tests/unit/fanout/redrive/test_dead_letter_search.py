@@ -1,5 +1,6 @@
 """The selection of dead letters, and the retry entries of a redrive. The job's own code writes the dead letters."""
 
+import base64
 import itertools
 
 import msgspec
@@ -7,6 +8,7 @@ import orjson
 import pytest
 
 from delivery.model import LeaveReason, Outcome, OutcomeKind
+from delivery.payload_form import PayloadForm
 from delivery.registry_model import CustomerId, DeliveryMode
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
@@ -108,6 +110,22 @@ def test_a_dead_letter_gives_back_its_event_and_its_history():
 )
 def test_a_dead_letter_is_selected_if_it_meets_all_conditions(asked, is_meant):
     assert Selection(**asked).matches(letter()) is is_meant
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"payload_base64": "no base64!"},
+        {"payload_form": PayloadForm.BYTES, "payload_base64": base64.b64encode(b'"no base64!"').decode()},
+        {"headers": [dead_letter_records.Header(name="h", value_base64="no base64!")]},
+    ],
+)
+def test_only_a_chosen_dead_letter_of_another_program_has_a_fault(fields):
+    foreign = msgspec.structs.replace(letter(1), **fields)
+    made = plan(letter(0, at_ms=1), foreign)
+    assert [bool(newest.fault) for newest in made.chosen().values()] == [False, True]
+    assert [newest.fault for newest in made.chosen(1).values()] == [""]
+    assert [newest.fault for newest in plan(foreign, letter(1)).chosen().values()] == [""]  # a newer one replaces it
 
 
 def test_a_redriven_event_keeps_webhook_id_payload_and_attempts():

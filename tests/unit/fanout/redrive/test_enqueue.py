@@ -17,7 +17,7 @@ from tests.unit.fanout.redrive.test_dead_letter_search import letter as direct_l
 
 def enqueuer(letters, *, dry_run=True):
     chosen = [
-        redrive_plan.Newest(letter.dead_lettered_at_ms, (Place("dead_letters", 0), offset), letter.batch_webhook_id)
+        redrive_plan.Newest(letter.dead_lettered_at_ms, (Place("dead_letters", 0), offset), letter.batch_webhook_id, "")
         for offset, letter in enumerate(letters)
     ]
     return enqueue.Enqueuer(settings.Settings(), chosen, now_ms=NOW_MS, dry_run=dry_run)

@@ -85,9 +85,9 @@ def start_driver():
         driver.server.close()
 
 
-def batch(*offsets, appended_at_ms=(0, 0)):
+def batch(*offsets, appended_at_ms=(0,)):
     rows = []
-    for offset, at_ms in zip(offsets, appended_at_ms, strict=False):
+    for offset, at_ms in zip(offsets, appended_at_ms, strict=True):
         record = builders.record(offset=offset, value=b'{"tenant_id": "t1", "id": "e1"}', appended_at_ms=at_ms)
         rows.append({name: getattr(record, name) for name in deliver_events.COLUMNS[:-1]} | {"headers": None})
     return pa.RecordBatch.from_pylist(rows)

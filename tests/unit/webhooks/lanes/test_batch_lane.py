@@ -134,7 +134,9 @@ def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(snapshot, reason):
     assert posted == []
     counted = counters.count(results, cpu_s=0)
     assert (counted.deliveries, counted.batches) == ({("skipped", reason): 3}, {})
-    [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
+    record = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)
+    assert (record["customer_id"], record["mode"]) == ("c1", "batch")
+    [entry] = record["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_skipped", reason, 3)
 
 

@@ -115,6 +115,15 @@ def test_a_stopped_endpoint_requeues_the_whole_lease(fields, reason):
     assert decided(of, view(**fields)) == (reason, expected)
 
 
+@pytest.mark.parametrize("status", [EndpointStatus.PAUSED, EndpointStatus.DISABLED])
+def test_entries_of_another_mode_do_not_wait_for_a_stopped_endpoint(status):
+    """Their endpoint was deleted. Its id belongs to another one now, which is stopped."""
+    stopped = view(mode=DeliveryMode.BATCH, status=status)
+    reason, [of_deleted, of_stopped] = decided(lease(waiting(), waiting(FIRST, SECOND)), stopped)
+    assert of_deleted == ToEnd({SkipReason.ENDPOINT_DELETED: ALL})
+    assert of_stopped == ToRequeue(NextAttempt(0, 0), reason)
+
+
 def accepted(*events):
     """The completed-work log in which s1 has accepted these events."""
     return {completed_work.key_of_packed(segment.unpacked(waiting(event).packed[0]), "s1") for event in events}

@@ -62,18 +62,18 @@ def test_only_entries_of_one_endpoint_share_bounded_rows():
         assert {row["endpoint_id"] for row in written_rows} == {endpoint_id}
 
 
-def test_deliveries_of_both_modes_of_an_endpoint_have_records_of_their_own():
-    """The retry lane may end deliveries of a deleted endpoint and of its successor, which may have the other mode."""
-    modes = (DeliveryMode.DIRECT, DeliveryMode.BATCH, DeliveryMode.DIRECT)
+def test_an_endpoint_id_of_two_endpoints_has_records_for_each():
+    """Regression: one record had entries of two customers. The retry lane ends deliveries of a deleted endpoint, and of another
+    endpoint to which another customer has given its id, or which has the other mode.
+    """
+    one, other = {"customer_id": "c1"}, {"customer_id": "c2"}
+    endpoints = [one, other, one, one | {"mode": DeliveryMode.BATCH}]
     skipped = [
-        Outcome(
-            delivery=builders.delivery(endpoint=builders.endpoint(mode=mode)),
-            kind=OutcomeKind.SKIPPED,
-            reason="endpoint_deleted",
-        )
-        for mode in modes
+        Outcome(builders.delivery(endpoint=builders.endpoint(**fields)), OutcomeKind.SKIPPED, reason="endpoint_deleted")
+        for fields in endpoints
     ]
-    assert [(row["mode"], len(row["entries"])) for _, _, row in written(outcomes=skipped)] == [("direct", 2), ("batch", 1)]
+    made = [(row["customer_id"], row["mode"], len(row["entries"])) for _, _, row in written(outcomes=skipped)]
+    assert made == [("c1", "direct", 2), ("c2", "direct", 1), ("c1", "batch", 1)]
 
 
 def test_a_skipped_delivery_is_one_entry_with_its_reason():
