@@ -248,7 +248,10 @@ def get(config: settings.Settings, listed: Listed, row_id: str | None) -> list[d
 
 
 def shortened(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for a person: each certificate in PEM is replaced by the beginning of its SHA-256 digest."""
+    """Return a row for a person: each text in PEM is replaced by the beginning of the SHA-256 digest of the text.
+
+    The digest is not the fingerprint of a certificate.
+    """
     return {name: _short(value) for name, value in row.items()}
 
 

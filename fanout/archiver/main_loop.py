@@ -250,8 +250,8 @@ class Archiver:
     def _archived_record(self, message: confluent_kafka.Message, now: dt.datetime) -> ArchivedRecord:
         """Return the rows of the archive for a record.
 
-        A record that this version cannot read is logged and counted, without rows. In the attempts topic, offset receipts and
-        records of an unknown `kind` have no rows either, and are not logged.
+        A record that this version cannot read has no rows, and is logged and counted. In the attempts topic, the receipts of
+        handled offsets and records of an unknown `kind` have no rows either. They are neither logged nor counted.
         """
         (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
         at = _written_at(message, now)

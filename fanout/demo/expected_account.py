@@ -1,7 +1,7 @@
 """Compare the due deliveries of the demo with the requests to the receivers and the results in the job's topics. Pure.
 
-Runs in `fanout` commands and the tests. The result is an account: how many deliveries were due, and how each of them ended. A
-`Pair` names a delivery.
+Runs in `fanout` commands and the tests. The result is an account: how many deliveries were due, how many ended in each
+way, and which were lost or unexpected. A `Pair` names a delivery.
 """
 
 from __future__ import annotations

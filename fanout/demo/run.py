@@ -117,7 +117,7 @@ class _Scene:
         return recorded.pending() == 0
 
     def given_up(self, customer_id: str) -> set[Due]:
-        """Return the deliveries of a customer that are dead letters now."""
+        """Return the deliveries of a customer that are dead letters by the records that were read so far."""
         endpoints = {row["id"] for row in self.document["endpoints"] if row["customer"] == customer_id}
         subscriptions = {row["id"] for row in self.document["subscriptions"] if row["endpoint"] in endpoints}
         return {due for due in self.reader.ledger.dead() if due.subscription_id in subscriptions}

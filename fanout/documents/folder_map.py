@@ -190,7 +190,7 @@ def _imported(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
 
 
 def _area_imports(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return the areas that each area imports from."""
+    """Return area → the other areas that it imports from. `imports` is folder → folders."""
     area_of = {folder: area.name for area in AREAS for floor in area.floors for folder in floor.split()}
     found: dict[str, set[str]] = {area.name: set() for area in AREAS}
     for folder, others in imports.items():

@@ -119,7 +119,7 @@ class Publisher:
         if left:
             raise errors.KafkaUnavailable(
                 f"Kafka has not confirmed {left} records after {within_s:g} s, and may have them: check the brokers "
-                "(setting kafka.bootstrap_servers), then try again"
+                "(setting kafka.bootstrap_servers), then try again. Records that Kafka has are then written twice"
             )
 
 

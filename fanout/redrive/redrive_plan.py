@@ -82,9 +82,9 @@ class Redriven:
         self._until_ms: dict[Delivery, int] = {}
 
     def add(self, record: AttemptsRecord | None) -> None:
-        """Add a record of the attempts topic, or a note from the header of a record of the retries topic.
+        """Remember the dead letters that `record` calls redriven (RedrivenEntry). Other entries and records are ignored.
 
-        A record without a note is ignored, and so is None.
+        `record` is a record of the attempts topic, or the value of the header NOTE of a record of the retries topic.
         """
         if not isinstance(record, LogRecord):
             return

@@ -94,9 +94,10 @@ def requests_between(report: receiver.ReceiverReport, first: int, end: int) -> i
 
 
 def delivered(report: receiver.ReceiverReport, due: Sequence[int], fan_out: Sequence[int] | None = None) -> dict[str, int]:
-    """Return the numbers of lost, repeated, unexpected and unverified deliveries.
+    """Return the numbers of deliveries that are `lost`, `duplicates` (later arrivals), `unexpected` and `unverified`.
 
-    A delivery is unexpected at an endpoint to which its event is not due. `unverified` counts requests with a wrong signature.
+    `unexpected` are arrivals at an endpoint to which the event is not due. `unverified` are requests with a wrong signature.
+    Their events count in the other numbers too.
     `due` has the endpoint of each event, by the event's number. `fan_out` has the number of each event's endpoints, which have
     consecutive numbers from the one in `due` on. None: each event has one endpoint.
     """

@@ -81,7 +81,10 @@ class TrafficPopulation(Protocol):
         """Return the manifest, with the URL of every endpoint below `url`."""
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
-        """Draw an event of one of these types. In addition, the share `hot` of the events is due to the hot endpoint."""
+        """Draw an event of one of these types. With the probability `hot`, the event goes to the hot endpoint instead.
+
+        An event for the hot endpoint may be of another type. A population may ignore `types` and `hot`.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +197,8 @@ class Traffic:
 
     def publish(self, count: int, *, types: Sequence[int] | None = None, hot: float = 0.0, is_flushed: bool = True) -> range:
         """Publish `count` events of the given types, by default of all types; return the numbers of the events.
+
+        The share `hot` of the events goes to the hot endpoint, whatever `types` says, if the population has one.
 
         With `is_flushed`, return when Kafka has all events. Without it, the caller calls `flush` after its last events.
         """

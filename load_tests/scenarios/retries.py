@@ -175,7 +175,11 @@ def _pending(job: platform.Job) -> float:
 
 
 def _taken(servers: platform.Platform, job: platform.Job) -> dict[str, Any]:
-    """Return the present memory and disk usage of the job and of the retry lane's state, as JSON values."""
+    """Run a full garbage collection of the job's JVM, and return the usage of memory and disk as JSON values.
+
+    The values are the job's memory, and the memory and checkpoint size of the retry lane's state. `heap_mb` is null without
+    `jcmd`.
+    """
     return {
         "heap_mb": job.meter.heap_mb_after_gc(),
         "rss_mb": {role: round(size) for role, size in job.meter.resident_mb().items()},

@@ -160,9 +160,9 @@ def exclusive(connection: connect.Connection) -> Iterator[None]:
 
 
 class _Secrets:
-    """Compare the manifest's secrets with the stored secrets, and write those that differ.
+    """Compare the manifest's secrets with the stored secrets, and replace those that differ.
 
-    Create a signing secret for an endpoint that has none, neither in the manifest nor stored.
+    An authentication secret or TLS key that the manifest omits is deleted. Omitted signing secrets stay, or one is created.
     """
 
     def __init__(self, connection: connect.Connection, ring: keyring.KeyRing, endpoint_ids: list[str]) -> None:

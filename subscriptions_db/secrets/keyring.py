@@ -61,8 +61,8 @@ class KeyRing:
         """Return the key ring of the settings; raise SettingsError, without quoting a key, if they are invalid."""
         if not config.ring:
             raise errors.SettingsError(
-                "setting keys.ring is empty, so no customer's secret can be sealed or opened. Set it to the keys that sealed "
-                f"the stored secrets. {NEW_KEY_HINT}"
+                "setting keys.ring is empty, so no customer's secret can be sealed or opened. Nothing was changed. Set it to "
+                f"the keys that sealed the stored secrets. {NEW_KEY_HINT}"
             )
         keys = {key_id: _key(key_id, text.get_secret_value()) for key_id, text in config.ring.items()}
         active = config.active or (next(iter(keys)) if len(keys) == 1 else "")

@@ -203,7 +203,12 @@ def test_missing_offsets_end_the_lane_before_an_old_micro_batch_is_resent(spark,
     with pytest.raises(errors.LaneFailed, match=r"direct is damaged: offsets/1 is gone, .* restore a backup"):
         topic.run("checkpoint")
     assert topic.taken == [b"0", b"1"]
+    started = newest.with_name("2")
+    started.write_bytes(kept.read_bytes())
+    with pytest.raises(errors.LaneFailed, match="direct is damaged: offsets/1 is gone"):
+        topic.run("checkpoint")
 
+    started.unlink()
     kept.rename(newest)
     topic.publish(b"2")
     topic.run("checkpoint")

@@ -41,7 +41,7 @@ _REFUSALS = {
 
 
 class Unavailable(Exception):
-    """The API server did not answer, or its answer is an error that may pass. A retry may succeed."""
+    """Kubernetes' API server gave no usable answer, or an error that does not refuse this pod. A retry may succeed."""
 
 
 class Conflict(Exception):

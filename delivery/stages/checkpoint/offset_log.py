@@ -1,7 +1,7 @@
-"""Read and change the offset log in a lane's checkpoint folder, and write, read and delete other small files there.
+"""Read and change the offset log in a lane's checkpoint folder, and write, read and delete other files in or beside the folder.
 
-Runs on the driver, and in `fanout accept-loss`. The offset log changes only while no query of the lane runs. A position is the
-next offset of a partition.
+Runs on the driver, and in `fanout accept-loss`. This code changes the offset log only while no query of the lane runs. A
+position is the next offset of a partition.
 Guarantee: the files that a crash leaves behind are whole, because Spark's file manager replaces a file at once or not at all.
 """
 

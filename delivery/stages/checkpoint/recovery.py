@@ -48,10 +48,10 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
     """Raise LaneFailed if the offsets of the newest committed micro-batch are gone from the lane's folder `checkpoint`.
 
     Otherwise Spark would run an earlier micro-batch again: the newest one whose offsets the folder has. Spark would fail only
-    after all deliveries of that micro-batch had been sent again.
+    after all deliveries of that micro-batch had been sent again. If a later micro-batch was started, Spark would fail at once.
     """
-    begun, committed = newest(spark, checkpoint)
-    if begun < committed:
+    committed = max(_numbers(spark, f"{checkpoint}/commits"), default=-1)
+    if committed >= 0 and committed not in _numbers(spark, f"{checkpoint}/offsets"):
         raise errors.LaneFailed(
             f"{checkpoint} is damaged: offsets/{committed} is gone, though commits/{committed} exists. The lane did not start, "
             "and nothing was sent: restore a backup of the folder"

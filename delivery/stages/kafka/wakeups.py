@@ -39,8 +39,9 @@ takes less since the workers share loaded modules (docs/adr/0048)."""
 def wait_s(due_ms: int | None, now_ms: float, look_ahead_ms: float, quiet_s: float) -> float:
     """Return the number of seconds until the next wake-up is needed; 0: now. Pure.
 
-    `due_ms` is the due time of the lane's backlog (ShardBacklog), in milliseconds since the epoch like `now_ms`; None: nothing
-    waits. The lane is woken `look_ahead_ms` before `due_ms`. `quiet_s` is the time since the last micro-batch.
+    A wake-up is needed `look_ahead_ms` before `due_ms`, and at the latest QUIET_S after the last micro-batch, which was
+    `quiet_s` seconds ago. `due_ms` is the due time of the lane's backlog (ShardBacklog), in milliseconds since the epoch like
+    `now_ms`. `due_ms` None: nothing waits, so only QUIET_S counts.
     """
     until_quiet = QUIET_S - quiet_s
     until_due = until_quiet if due_ms is None else (due_ms - look_ahead_ms - now_ms) / 1000

@@ -1,8 +1,10 @@
-"""Collect the workers' counters by Spark accumulators, and add them to the metrics.
+"""Collect the workers' counters, and add them to the metrics.
 
-Runs on the driver. In the executors, delivery.stages.tasks.observer adds to the accumulators (docs/adr/0008). Only finished
-tasks count: the counters of a failed task are dropped, and Spark runs the task again. The counters of a micro-batch are
-added once all of its results are written.
+Runs on the driver. Two sources:
+1. The direct, batch and retry lanes use Spark accumulators, to which delivery.stages.tasks.observer adds in the executors
+   (docs/adr/0008). The counters of a failed task are dropped, and Spark runs the task again. The counters of a micro-batch
+   are added once all of its results are written.
+2. The real-time lane's tasks report their counters while they run (delivery.stages.realtime.report_buffer).
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Shard(StatefulProcessor):
         self._segments = handle.getMapState("segments", _NUMBER, _BYTES)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: ARG002, N802, N803
-        """Decide on one shard by the values that arrived for it, in the order of the rows' keys.
+        """Decide on the shard `key` by the values that arrived for it, sorted by the column `key` of `rows`.
 
         Yield rows with the batches or leases to deliver, and write what changed of the shard into Spark's state.
         """

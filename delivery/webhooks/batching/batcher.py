@@ -136,7 +136,7 @@ def encoded(index: BatchIndex) -> bytes:
 def decoded(written: bytes | None) -> BatchIndex:
     """Return the index that `encoded` wrote. None or empty bytes: a new shard, with an empty index.
 
-    Raise StateUnreadable for the bytes of another VERSION.
+    Raise StateUnreadable for the bytes of another VERSION, and msgspec.MsgspecError or UnicodeDecodeError for damaged bytes.
     """
     if not written:
         return BatchIndex()

@@ -213,7 +213,10 @@ class Dispatcher(Generic[Sent]):
         self._timeouts.start_response_deadline(overdue.check_in_s)
 
     def _continue_in_background(self, pending: PendingDelivery[Sent], queue: Queue[Sent], runner: asyncio.Task[None]) -> None:
-        """Move an attempt to the background, and defer its delivery. The runner of the attempt ends with the attempt."""
+        """Move an attempt to the background, and defer its delivery to the retry lane, which waits for the attempt's result.
+
+        The runner of the attempt ends with the attempt.
+        """
         self._runners.detach(runner)  # its endpoint keeps the slot until the attempt has ended
         pending.name = self._background.begin(pending.delivery, runner, is_unresponsive=queue.responded_at <= pending.since)
         self._end(self._deferrals.in_background(pending.delivery, pending.attempts, pending.name))

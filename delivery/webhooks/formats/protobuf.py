@@ -35,7 +35,9 @@ _MODULES = (
 
 
 def compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], bytes]:
-    """Return a function that takes a body in Protobuf and returns JSON, by the schema `text`.
+    """Return a function that takes the body of a value in the Confluent wire format, and returns JSON, by the schema `text`.
+
+    The body has the message indexes, then the message in Protobuf.
 
     The schema is a FileDescriptorProto in base64, or the text of a `.proto` file. `references` has imported files in either
     form, by the names with which files import them. Raise ValueError with the reason if the schema cannot be used. The returned
@@ -113,7 +115,9 @@ def _add(pool: Any, file: Any, known: Mapping[str, Any], added: set[str]) -> Non
     added.add(file.name)
     for name in file.dependency:
         if name not in known:
-            raise ValueError(f"it imports {name}, and the schema registry has no reference of this name for it")
+            raise ValueError(
+                f"it imports {name}, and the schema registry has no reference of this name: register the schema with it"
+            )
         if name not in added:
             _add(pool, known[name], known, added)
     pool.AddSerializedFile(file.SerializeToString())

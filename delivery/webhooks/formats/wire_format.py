@@ -16,6 +16,7 @@ FRAME_BYTES = 5
 """Number of bytes of the frame, in front of the body."""
 MAX_SCHEMA_ID = 2**31 - 1
 """Highest id of a schema: the schema registry keeps it as a signed integer of 32 bits."""
+_CURE = "write it by the Protobuf serializer of the schema registry, which puts the indexes in front of the message"
 _MAX_VARINT_BITS = 35
 """Most bits of a varint in five bytes, which hold an integer of 32 bits."""
 
@@ -64,7 +65,7 @@ def message_indexes(body: bytes) -> tuple[tuple[int, ...], bytes]:
     if not 0 <= count <= len(body):  # each index has at least one byte
         raise errors.EventRejected(
             "bad_frame",
-            f"the value announces {count} message indexes, and {len(body) - position} bytes follow: use a Protobuf serializer",
+            f"the value announces {count} message indexes, and its other {len(body) - position} bytes are too few: {_CURE}",
         )
     indexes = []
     for _ in range(count):
@@ -82,4 +83,4 @@ def _varint(body: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:  # noqa: PLR2004  # the last byte of a varint
             return value >> 1 ^ -(value & 1), position
         shift += 7
-    raise errors.EventRejected("bad_frame", "the frame's message indexes are cut, or no varints: use a Protobuf serializer")
+    raise errors.EventRejected("bad_frame", f"the frame's message indexes are cut, or no varints: {_CURE}")

@@ -52,10 +52,12 @@ class Transport:
         soft_connection_limit: Callable[[str], float] = lambda _: math.inf,
         bounds: connection_pool.PoolBounds = connection_pool.BOUNDS,
     ) -> None:
-        """`endpoint_time` returns the time by the endpoint clock, which slows down while the process waits for its machine.
+        """`endpoint_time` returns the time by which timeouts count.
 
-        `max_extension_s` is the most seconds that such waits add to a timeout. `max_connections` 0: half of the files that the
-        process may open, at most 16,384. `soft_connection_limit` and `bounds` are passed to ConnectionPool.
+        A worker passes its endpoint clock, which slows down while the process waits for CPU or memory. The default, the event
+        loop's clock, does not. `max_extension_s` is the most seconds that such waits add to a timeout. `max_connections` 0:
+        half of the files that the process may open, at most 16,384. `soft_connection_limit` and `bounds` are passed to
+        ConnectionPool.
         """
         self._deadlines = exchange_deadlines.Deadlines(endpoint_time, max_extension_s)
         self._pool = connection_pool.ConnectionPool(

@@ -142,10 +142,12 @@ class WorkerState:
         self.retry.set_bounds(limits)
 
     def complete(self, results: Results) -> Results:
-        """Add the worker's own state to results from the end of a task or slice, and return these results. Called in the loop.
+        """Add the worker's own state to results that come at the end of a task or slice, and return them.
 
-        The state has three parts. The seconds of own delay (this process waited for CPU or memory) and the number of waits for
-        hosts count since the last call. The third part is how far this worker's clock is ahead of the driver's.
+        Called in the event loop. The state has three parts:
+        1. The own delay since the last call: the seconds in which this process waited for CPU or memory.
+        2. The number of requests since the last call that waited for the limits of their host.
+        3. How far this worker's clock is ahead of the driver's.
         `results.accepting` keeps only the endpoints that are to be reported to the retry lane now (health hints). If
         `results.reach` shows that our own network is broken, forget all circuit breakers.
         """

@@ -247,8 +247,9 @@ class LeaseInFlight:
         The entry was given up and cannot have a dead letter. The rejected topic then has the only copy of the events.
         """
         log.error(
-            "a retry entry that was given up cannot be read, so it gets no dead letter: its events go to the topic of "
-            "delivery.rejected_topic, which then has their only copy. Send this traceback to the maintainers of the platform",
+            "a retry entry that was given up cannot be read, so events of it get no dead letter. They go to the topic of "
+            "delivery.rejected_topic (reason unreadable), which then has their only copy: keep these records until the events "
+            "are published again. Send this traceback to the maintainers of the platform",
             exc_info=fault,
             extra={"endpoint_id": self.message.endpoint_id},
         )

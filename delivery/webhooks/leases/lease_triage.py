@@ -95,7 +95,9 @@ class Disposition(NamedTuple):
 
 
 def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_work.CompletedKeys, now_ms: int) -> Triage:
-    """Return the decision about each entry of a lease. The first case that applies counts.
+    """Return the decision about each entry of a lease.
+
+    Cases 1 and 2 come first. Otherwise case 3 decides which events of an entry are skipped, and case 4 or 5 about the others.
 
     1. The endpoint is quarantined, paused or disabled: all entries of its delivery mode are requeued.
     2. The worker's registry lacks the endpoint, a subscription or a tenant of an entry's events, and may be older than the
@@ -212,7 +214,7 @@ def _may_be_newer(entry: retry_messages.RetryEntry, view: RegistryView, now_ms: 
 
 
 def _wait_for_registry(entry: retry_messages.RetryEntry, now_ms: int) -> ToRequeue:
-    """Requeue an entry, to wait as long again as since `entry.since_ms`: at least LOCAL_WAIT_S, at most MAX_BEHIND_S."""
+    """Requeue an entry, to wait as long as it has waited since `entry.since_ms`: LOCAL_WAIT_S to MAX_BEHIND_S seconds."""
     wait_s = min(max((now_ms - entry.since_ms) / 1000, backoff.LOCAL_WAIT_S), backoff.MAX_BEHIND_S)
     return ToRequeue(NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_reasons.REGISTRY_BEHIND)
 

@@ -4,7 +4,7 @@ Runs in the executors. Pure: the caller passes `now_ms`.
 
 A lease gives the first entries of a FIFO to a worker. A FIFO has one lease at a time. Leased entries stay in place until the
 lease's report has the result of each entry. So a lease that expires, or whose endpoint is paused, disabled or quarantined,
-rewrites nothing: its entries are still in front.
+rewrites nothing: its entries are still in front. Entries without an order key that are not due yet wait in the timer wheel.
 """
 
 from __future__ import annotations

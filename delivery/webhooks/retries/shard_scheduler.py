@@ -172,7 +172,7 @@ class _Scheduler:
         return self._decision
 
     def _open_due(self) -> None:
-        """Decode the state of each endpoint that needs a decision now (EndpointState.due_ms)."""
+        """Decode the state of each endpoint whose EndpointState.due_ms has come."""
         for key, entry in self._index.endpoints.items():
             if entry.due_ms <= self._now_ms:
                 self._open[key] = endpoint_state.decoded(entry, self._now_ms)
@@ -325,7 +325,7 @@ class _Scheduler:
         line.requeue_in_front(self._store, in_front)
 
     def _expire(self) -> None:
-        """Start the timeout of leases without a report, end expired leases, and give up expired entries that are not leased."""
+        """Start the timeout of leases that no worker has reported, end expired leases, and give up expired unleased entries."""
         for key, endpoint in self._open.items():
             self._expire_endpoint(key, endpoint)
 

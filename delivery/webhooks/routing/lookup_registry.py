@@ -110,7 +110,9 @@ class LookupRegistry:
             self._seen.append((self._clock(), revision))
 
     async def router_for(self, event: Event) -> _Answers:
-        """Return a router made of the two answers for an event. Missing answers are looked up in Postgres.
+        """Return a router made of two answers for the event's type, for all tenants and for the event's tenant.
+
+        Missing answers are looked up in Postgres.
 
         Each answer was younger than `ttl_s` when it was taken from the cache. The first answer may be older when this method
         returns, because the second look-up may wait for Postgres.

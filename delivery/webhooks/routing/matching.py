@@ -132,7 +132,8 @@ class _IndexedRules:
 class Router:
     """Find the matches of events by a snapshot of the registry. `apply` changes the router in place.
 
-    A worker process has one router for the whole registry, or one router for each cached look-up. Not thread-safe.
+    A worker process has one router for the whole registry, or one for each cached look-up that found subscriptions. Not
+    thread-safe.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:

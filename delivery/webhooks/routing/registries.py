@@ -111,7 +111,7 @@ class WholeRegistry:
 
     @property
     def revision(self) -> Revision:
-        """Return the revision by which all events are routed."""
+        """Return the revision of this registry: all earlier changes are in effect, and no later ones."""
         return self._router.revision
 
     @property
@@ -182,7 +182,7 @@ class BroadcastSource:
     """The changes since the base snapshot. None: there are none."""
 
     def registry(self, last: Registry | None) -> Registry:
-        """Apply `delta` to `last`, and return `last`.
+        """Apply `delta` to `last`, and return `last`. A delta that is not newer than `last` changes nothing.
 
         If `last` is None, of another broadcast or of another class, return a new registry: the base snapshot with `delta`.
         """

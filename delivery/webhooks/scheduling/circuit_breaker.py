@@ -79,7 +79,8 @@ class CircuitBreaker:
 
         1. The request began before the breaker last opened or while it was open, or the endpoint had no part in the result: no
            change.
-        2. A healthy response: the failures in a row are reset. After CLOSES_AFTER in a row a half-open breaker closes.
+        2. A healthy response, which is accepted or a refusal in REFUSED: the count of failures in a row becomes 0. After
+           CLOSES_AFTER healthy responses in a row a half-open breaker closes.
         3. A failure: after OPENS_AFTER in a row the breaker opens. A timeout counts TIMEOUT_WEIGHT times. A half-open breaker
            opens at once.
         """

@@ -1,7 +1,7 @@
 """Limit the requests to one host, summed over the endpoints of all customers. The reasons are in docs/adr/0034.
 
 Endpoints of many customers may name one host, and the host may belong to none of them. An endpoint's own limits do not protect
-that host: one event would go to all of these endpoints at once.
+that host: one event would go to all of these endpoints at once. Each worker has an equal share of the limits.
 """
 
 from __future__ import annotations

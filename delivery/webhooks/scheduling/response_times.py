@@ -62,7 +62,7 @@ class FirstResponses(_Estimate):
     SPREAD_WEIGHT = 1 / 32
 
     def record(self, seconds: float) -> None:
-        """Add the first response time of an endpoint."""
+        """Add the time of an endpoint's first response ever. A time above the present deadline counts as that deadline."""
         super().record(min(seconds, self.deadline_s(MAX_FIRST_RESPONSE_DEADLINE_S)))
 
 

@@ -118,9 +118,10 @@ class Sender:
     ) -> tuple[transport.Response, bytes]:
         """Post with an access token. After a 401, post once more with a newer token.
 
-        No second request is made if the refused token is the newest, and a renewal after a 401 began less than
-        oauth.RETRY_PAUSE_S ago and has ended. `timeout_s` covers both requests. Return the last response, and the header line
-        with the access token of that request.
+        The 401 is returned without a second request if the refused token is still the newest, no token request is in flight,
+        and a renewal after a 401 began less than oauth.RETRY_PAUSE_S ago. Raise AttemptFailed, also if no newer token can be
+        had. `timeout_s` covers both requests. Return the last response, and the header line with the access token of that
+        request.
         """
         deadline = self._endpoint_time() + timeout_s
         token = await self._tokens.header(grant, timeout_s)

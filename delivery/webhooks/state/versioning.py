@@ -1,4 +1,4 @@
-"""Put the version of a format in front of stored bytes, and refuse bytes of other versions.
+"""Put the version of a format in front of stored bytes, and refuse bytes of versions that the reader does not read.
 
 Runs in the executors, on the driver, in the archive and in the commands. Each format counts its own versions.
 """

@@ -33,7 +33,10 @@ class ZipfPopulation(mission.MissionPopulation):
     """Number of spare endpoints, each with a subscription."""
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> traffic.Drawn:
-        """Draw an event by Zipf's law. In addition, the share `hot` of the events is the hot tenant's. `types` is ignored."""
+        """Draw an event: its event type and its tenant, each by Zipf's law. `types` is ignored.
+
+        The share `hot` of the events goes to HOT_TENANT instead of the tenant that was drawn.
+        """
         drawn = super().draw(rng, types, 0.0)
         if hot and rng.random() < hot:
             return drawn._replace(tenant=HOT_TENANT, endpoint=self.endpoint_of(drawn.type_number, HOT_TENANT))

@@ -72,10 +72,10 @@ def require(conditions: Conditions, etag: str | None) -> None:
     if conditions.if_match is not None and etag is None:
         raise problems.Refused(412, "there is no such resource, so nothing was changed: leave If-Match out to create it")
     if conditions.if_match is not None and not names(conditions.if_match, etag, is_strong=True):
-        raise problems.Refused(
-            412,
-            "the resource is not the one in If-Match, so nothing was changed: get it again, and decide again on the change",
-        )
+        is_weak = names(conditions.if_match, etag, is_strong=False)
+        why = "If-Match has a weak ETag, which never matches" if is_weak else "the resource is not the one in If-Match"
+        advice = "send the ETag without W/" if is_weak else "get it again, and decide again on the change"
+        raise problems.Refused(412, f"{why}, so nothing was changed: {advice}")
     if conditions.if_none_match is not None and names(conditions.if_none_match, etag, is_strong=False):
         why = "the resource exists" if conditions.if_none_match.strip() == "*" else "If-None-Match names the resource as it is"
         raise problems.Refused(412, f"{why}, so nothing was changed: get it again, and decide again on the change")

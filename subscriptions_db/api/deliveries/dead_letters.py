@@ -180,7 +180,7 @@ def shown(letter: ArchivedDeadLetter, expanded: expansion.Expanded | None = None
 
 
 def list_(call: Call) -> DeadLetters | LongPoll:
-    """Return a page of waiting dead letters.
+    """Return a page of the dead letters that were neither redriven nor discarded.
 
     Return a long poll instead if the request has `wait_s`, the page is empty, and its `has_more` is False.
     """
@@ -199,11 +199,12 @@ def list_(call: Call) -> DeadLetters | LongPoll:
 
 
 def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, total: counts.Count | None) -> LetterPageFields:
-    """Return the cursors and the total of a page.
+    """Return the cursors, `has_more` and the total of a page.
 
-    `asked_cursor` is the cursor of the request. None: the page is the first. The page has the dead letters after the cursor, or
-    before it if the cursor is a `previous_cursor`. The page has all matches between the cursor and the position `until`.
-    `has_further`: there may be more matches beyond `until`. `total` None: the request does not ask for the total.
+    `asked_cursor` is the cursor of the request. None: the page is the first. The page has all matches from the cursor to the
+    position `until`: after the cursor, or before it if the cursor is a `previous_cursor`. `has_further`: there may be more
+    matches beyond `until`. `has_more` is about later matches, so it is True if the request went backwards. `total` None: the
+    request does not ask for the total.
     """
     place, is_backwards = archive_positions.letter_start(asked_cursor)
     if is_backwards:

@@ -114,7 +114,8 @@ class ProviderKeys:
     def are_usable(self) -> bool:
         """Return True if there are keys, at most MAX_AGE_S old.
 
-        If the keys are older than REFRESH_S, begin a background read, but not within `read_every_s` of the last read's start.
+        If there are no keys, or they are older than REFRESH_S, begin a background read, but not within `read_every_s` of the
+        last read's start.
         """
         age_s = self._clock() - self._read_at
         if age_s > REFRESH_S:
@@ -184,10 +185,13 @@ class ProviderKeys:
         Raise ValueError if the document is of another issuer, or has no URL of keys with https or the issuer's scheme.
         """
         found = await self._document(session, self._issuer.rstrip("/") + DISCOVERY)
-        if found.get("issuer") != self._issuer:
-            named = str(found.get("issuer"))[:200]
+        named = found.get("issuer")
+        if not named:
+            raise ValueError("the discovery document names no issuer: check oidc.issuer")
+        if named != self._issuer:
             raise ValueError(
-                f"the discovery document is of issuer {named!r}: set oidc.issuer to this text, if it is your provider"
+                f"the discovery document is of issuer {str(named)[:200]!r}: if it is your provider, set oidc.issuer to its "
+                "issuer; if not, correct oidc.issuer"
             )
         url = found.get("jwks_uri")
         if not isinstance(url, str) or not url.startswith(("https://", self._issuer.partition("://")[0] + "://")):

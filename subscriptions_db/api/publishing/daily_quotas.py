@@ -224,7 +224,8 @@ class DailyQuotas:
         else:
             log.warning(
                 "Postgres did not confirm the counts of published events (%s): events of %d tenants are probably not counted "
-                "there yet. This process keeps to the quotas by its own counts, and tries again every %g s until it stops",
+                "there yet. This process keeps to the quotas by its own counts, and tries again every %g s. Counts that are "
+                "unwritten when the process stops are lost. If this is logged often, check Postgres",
                 failure, len(tenants), self._retry_after_s, extra=named,
             )  # fmt: skip
 

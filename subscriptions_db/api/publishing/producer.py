@@ -242,7 +242,8 @@ class EventProducer:
                 made = kafka_clients.producer(self._kafka, _OPTIONS, ours)
             except (errors.SettingsError, confluent_kafka.KafkaException) as exc:
                 raise errors.KafkaUnavailable(
-                    f"no Kafka client can be made ({exc}). Correct the settings of the area kafka, and restart the API"
+                    f"no Kafka client can be made ({exc}), so the events were not published. Correct the settings of the area "
+                    "kafka, and restart the API"
                 ) from exc
             self._current[is_alone] = made
         return self._current[is_alone]

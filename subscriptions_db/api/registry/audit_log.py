@@ -28,7 +28,7 @@ Side = Literal["before", "after"]
 
 
 class AuditEntry(described.DescribedModel):
-    """One change of the registry or of the archive."""
+    """One change of the registry or of the archive, or another recorded action, such as a test event or an accepted loss."""
 
     entry_id: int
     """The number of the entry. An entry may become visible after entries with larger numbers, because its transaction took

@@ -44,7 +44,7 @@ class Subscriptions(routes.ListPage):
 
 
 class StrictQuery(NoParameters):
-    """The query parameters of requests that create or change a subscription."""
+    """The query parameters of requests that create a subscription or change its fields."""
 
     strict: bool = False
     """Refuse a subscription that may match no event, instead of answering with `warnings`."""

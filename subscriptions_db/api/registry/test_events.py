@@ -128,7 +128,7 @@ class TestEventSender:
         )
 
     async def ask(self, to: origin.Target, record: Callable[[], Awaitable[None]]) -> transport.Response | errors.AttemptFailed:
-        """Call `record`, which stores the question; then send the question to a receiver, as a request without a body.
+        """Ask a receiver for permission to deliver: call `record`, which stores the question, then send an OPTIONS request.
 
         Return the receiver's response, or the error of the attempt. Raise Refused for the reasons of `send`. `record` is not
         called then, because a stored question replaces an earlier one.

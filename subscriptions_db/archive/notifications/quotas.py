@@ -52,7 +52,10 @@ class DefaultQuotas(NamedTuple):
 
 
 class ReachedQuota(NamedTuple):
-    """A quota that a subject has reached, or had reached earlier: a row of `reached_quotas`."""
+    """A quota that a customer or tenant has reached now, or so recently that its event still delays the next one.
+
+    A row of `reached_quotas`.
+    """
 
     quota: Quota
     subject_id: str

@@ -63,7 +63,7 @@ class ArchivedDeadLetter:
 
 
 class LetterPage(NamedTuple):
-    """A page of dead letters in the order of the archive."""
+    """A page of dead letters by position in the archive, the earliest archived first."""
 
     letters: list[ArchivedDeadLetter]
     until: int
@@ -237,11 +237,12 @@ def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[
 
 
 def page(row: dict[str, Any], *, place: int, most: int) -> FoundLetters:
-    """Return the page that a row of the statement `page_after` or `page_before` describes. `place` is where the page begins.
+    """Return the page that a row of the statement `page_after` or `page_before` describes.
 
-    1. The page is full: it is complete up to its last dead letter, and there may be more.
-    2. Fewer than `most` dead letters were examined, so all that remained: there are no more.
-    3. `most` dead letters were examined: there may be more.
+    `place` is the archive position after or before which the search began.
+    1. The page has as many matches as were asked for: there may be more after the last of them.
+    2. The page has fewer matches, and fewer than `most` dead letters were examined: none remained, so there are no more.
+    3. The page has fewer matches, and `most` dead letters were examined: there may be more.
     """
     if row["looked_at"] is None:
         return FoundLetters(row["positions"], row["positions"][-1], has_more=True)

@@ -76,7 +76,10 @@ def parameters(customer_id: str, asked: selection.SearchFilter) -> dict[str, Any
 
 
 def _last_looked_at(connection: connect.Connection, side: str, asked: dict[str, Any]) -> RecordPosition | None:
-    """Return the position of the last examined record, for a page that is not full. None: fewer than `most` were left."""
+    """Return the position of the last of the `asked["most"]` examined records, for a page that is not full.
+
+    The search continues there. None: fewer records were left, so all were examined.
+    """
     statement = "with looked_at as (" + query(f"records_{side}") + ")" + query(f"last_record_{side}")
     last = connection.execute(statement, asked, prepare=False).fetchone()
     return None if last is None else RecordPosition(last["started_at"], last["position"])

@@ -66,8 +66,8 @@ def test_an_endpoint_id_of_two_endpoints_has_records_for_each():
     """Regression: one record had entries of two customers. The retry lane ends deliveries of a deleted endpoint, and of another
     endpoint to which another customer has given its id, or which has the other mode.
     """
-    one, other = {"customer_id": "c1"}, {"customer_id": "c2"}
-    endpoints = [one, other, one, one | {"mode": DeliveryMode.BATCH}]
+    mine, foreign = {"customer_id": "c1"}, {"customer_id": "c2"}
+    endpoints = [mine, foreign, mine, mine | {"mode": DeliveryMode.BATCH}]
     skipped = [
         Outcome(builders.delivery(endpoint=builders.endpoint(**fields)), OutcomeKind.SKIPPED, reason="endpoint_deleted")
         for fields in endpoints
