@@ -4,7 +4,7 @@ Each name between two arrows is a file below `delivery/stages/`. `lanes/` and `r
     direct    event topics ─► topic_source ─► deliver_events ─► sink ─► attempts, dead letters, rejected, retries
     batch     event topics ─► topic_source ─► collect_segments ─► batch_shard ─► deliver_batches ─► sink ─► the same topics
     retry     retries topic ─► topic_source ─► retry_shard ─► deliver_retries ─► sink ─► the same topics
-    realtime  topics of its pattern ─► realtime_source ─► deliver_realtime ─► sink ─► the same topics
+    realtime  topics of source.realtime_pattern ─► realtime_source ─► deliver_realtime ─► sink ─► the same topics
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run lanes `names` (None: `default_names`) until `stop` is set; with `once` until all records now in Kafka are handled."""
+    """Run lanes `names` (None: `default_names`) until `stop` is set, or with `once` until all present records are handled."""
     policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     plan_builder.warn_of_open_guard(config.delivery)

@@ -98,7 +98,7 @@ class Sendable(Protocol):
 
     @property
     def kept_response_bytes(self) -> int:
-        """Most bytes of the response's body to keep."""
+        """Most bytes of the response's body that `Attempt.response` keeps."""
 
 
 Sent = TypeVar("Sent", bound=Sendable)

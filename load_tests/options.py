@@ -25,7 +25,10 @@ Replaced = Annotated[list[str] | None, typer.Option("--set", help="Setting of th
 
 
 def terms(folder: Path | None, replaced: Iterable[str] | None, profiled: profiler.Profiler | None = None) -> stage.Terms:
-    """Return the parameters that all scenarios share. `replaced` are settings of the job, each as `area.field=value`."""
+    """Return the parameters that all scenarios share. `replaced` are settings of the job, each as `area.field=value`.
+
+    Raise typer.BadParameter for a setting without `=`.
+    """
     pairs = [pair.partition("=") for pair in replaced or ()]
     if wrong := [name for name, separator, _ in pairs if not separator]:
         raise typer.BadParameter(f"--set {wrong[0]} has no value: write area.field=value")

@@ -49,7 +49,7 @@ def profile(
 ) -> None:
     """Profile a load: flame graphs of the JVM, the driver and the workers, and their CPU by thread and component.
 
-    The profilers take CPU too, so figures of a profiled run do not compare with others.
+    The profilers take CPU too. So do not compare the figures with those of a run without profilers.
     """
     stopping.install()
     terms = options.terms(folder, replaced, profiler.Profiler(into, options.say))

@@ -102,7 +102,8 @@ def _translated(kafka: KafkaSettings) -> Iterator[None]:
 def _refusal(kafka: KafkaSettings, text: str, *, takes_text: bool = True) -> str:
     """Return the message for the operator. `text` is the error's message.
 
-    The result has the names of the set options that `text` contains, and no values of options.
+    The message has no values of options. It names the configured options that occur in `text`. If some of them are set by
+    `kafka.librdkafka_options`, it names only those.
     `takes_text` False: the option takes a function or a table, which no setting can be.
     """
     named = [name for name in for_librdkafka(kafka) if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]

@@ -73,7 +73,7 @@ def of_realtime(config: settings.Settings) -> worker_plan.Plan:
 
 
 def layout_of(config: settings.Settings) -> parsing.Layout:
-    """Return the places of the attributes in a plain JSON event, and the rules of `source` for all events and batch records."""
+    """Return the fields of a plain JSON event that hold its attributes, the rules of `source`, and `operations.topic`."""
     source = config.source
     return parsing.Layout(
         id_path=path_of(source.id_field),

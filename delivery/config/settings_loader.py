@@ -56,12 +56,12 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
     the address guard of a production job.
     """
     named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
-    if named is not None and not named.is_file():
+    if named is not None and not _is_file(named):
         raise errors.SettingsError(
             f"there is no settings file {named}, so nothing was started: name an existing one with --config or {PREFIX}CONFIG"
         )
     files = (root / LOCAL_FILE, root / "fanout.toml") if named is None else (named,)
-    layers = [_Layer(_parsed(path), str(path)) for path in files if path.is_file()] + [_from_environment(environ)]
+    layers = [_Layer(_parsed(path), str(path)) for path in files if _is_file(path)] + [_from_environment(environ)]
     merged: dict[str, dict[str, Any]] = {}
     for layer in layers:
         _merge(merged, layer.areas)
@@ -69,6 +69,13 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
         return settings.Settings.model_validate(merged)
     except pydantic.ValidationError as exc:
         raise errors.SettingsError("\n".join(_explain(error, layers) for error in exc.errors(include_url=False))) from None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a folder that this login may not search: the attempt to read the file names the cause
+        return True
 
 
 def _parsed(path: Path) -> dict[str, Any]:

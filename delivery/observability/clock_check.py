@@ -17,9 +17,9 @@ WARNED_EVERY_S = 600.0
 
 
 class ClockCheck:
-    """Log a warning when a worker's clock differs from the driver's: at most one in WARNED_EVERY_S for all workers together.
+    """Log a warning when a worker's clock differs from the driver's.
 
-    Thread-safe. `clock` is monotonic, in seconds.
+    All workers together cause at most one warning in WARNED_EVERY_S seconds. Thread-safe. `clock` is monotonic, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,9 +28,10 @@ class ClockCheck:
         self._warn_at = float("-inf")
 
     def record(self, ahead_s: float) -> None:
-        """Warn, if a warning may be logged now, that a worker's clock is `ahead_s` seconds ahead of the driver's.
+        """Log a warning that a worker's clock is `ahead_s` seconds ahead of the driver's.
 
-        Negative: the worker's clock is behind. 0: the difference is too small for a warning.
+        Negative: the worker's clock is behind. Do nothing for 0 (the difference is too small), or within WARNED_EVERY_S seconds
+        after the last warning.
         """
         with self._lock:
             if not ahead_s or self._clock() < self._warn_at:

@@ -172,7 +172,8 @@ class Watch:
     def observe(self, backlog: Backlog, *, is_source_up: bool = True) -> None:
         """Record the lag, and `is_source_up`: True if Kafka answered. Called every few seconds.
 
-        No time counts as a stall while the lane is paused or stops, Kafka does not answer, or a running lane has no known lag.
+        No time counts as a stall while Kafka does not answer, or while the lane need not progress (`should_progress`): it is
+        paused or stops, or it runs without a lag or with an unknown one.
         """
         self.backlog, self._is_source_up = dataclasses.replace(backlog, at_s=self._clock()), is_source_up
         if not is_source_up or not should_progress(self._phase(), self._paused_for(), backlog.lag):

@@ -23,12 +23,12 @@ _IN_A_LINE = re.compile(f"[{_INVISIBLE}\t\n]")
 
 
 def text(foreign: str) -> str:
-    """Return text of several lines with every control character escaped, except tabs and newlines."""
+    """Return `foreign` with every control character escaped, except tabs and newlines."""
     return _IN_LINES.sub(_escaped, foreign)
 
 
 def line(foreign: str) -> str:
-    """Return text in one line: every control character is escaped, tabs and newlines included."""
+    """Return `foreign` on one line, with every control character escaped, tabs and newlines included."""
     return _IN_A_LINE.sub(_escaped, foreign)
 
 

@@ -31,8 +31,8 @@ class Accepted(NamedTuple):
     def document(self) -> dict[str, Any]:
         """Return the loss as a dictionary, for the output of the command and for the audit log.
 
-        `records` is the number of lost records. None: the number is unknown, because the partition is gone, or ends before the
-        lane's position.
+        The keys are `lane`, the fields of Loss, and `records`, the number of lost records. None: the number is unknown, because
+        the partition is gone, or ends before the lane's position.
         """
         records = None if self.loss.last is None else self.loss.last - self.loss.first + 1
         return {"lane": self.lane, **self.loss._asdict(), "records": records}
@@ -51,9 +51,9 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
     checkpoints, as at the start of the job. A checkpoint moves only after its audit entry. After a crash between the two, the
     next run finds and audits the loss again.
 
-    Raise CheckpointInUse if a job runs one of the lanes. Raise SettingsError if the checkpoint cannot be written, and
-    LeaseRefused if the Lease cannot be used. Raise KafkaUnavailable or RegistryUnavailable if Kafka or Postgres does not
-    answer.
+    Raise CheckpointInUse if a job runs one of the lanes. Raise LaneFailed if a lane has started a micro-batch and committed
+    none, or if its checkpoint is damaged. Raise SettingsError if the checkpoint cannot be written, and LeaseRefused if the
+    Lease cannot be used. Raise KafkaUnavailable or RegistryUnavailable if Kafka or Postgres does not answer.
     """
     own_lock = lock.Lock(config.spark, lanes)
     with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:

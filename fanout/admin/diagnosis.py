@@ -60,7 +60,7 @@ class Diagnosis:
     """The state that the check found; a fault comes with its repair."""
 
     def document(self) -> dict[str, object]:
-        """Return the finding as a dictionary for JSON output."""
+        """Return the finding for JSON output: a dictionary with the fields of this class."""
         return asdict(self)
 
 
@@ -106,7 +106,11 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
         except errors.FanoutError as exc:
             yield Diagnosis(subject=subject, is_fine=False, text=str(exc))
         except Exception as exc:  # an operator who diagnoses needs the other checks too
-            log.exception("the check %s of `fanout doctor` ended with an unforeseen error; all other checks run", subject)
+            log.exception(
+                "the check %s of `fanout doctor` ended with an unforeseen error, and all other checks run. Send this traceback "
+                "to the maintainers of the platform",
+                subject,
+            )
             text = f"the check ended with an unforeseen {type(exc).__name__}: send the traceback in the log to the maintainers"
             yield Diagnosis(subject=subject, is_fine=False, text=text)
         else:
@@ -210,7 +214,7 @@ def _registry(config: settings.Settings) -> str:
 
 
 def _subscriptions(config: settings.Settings) -> str:
-    """Raise RegistrationError for subscriptions that may match no event. Rows that SQL wrote had no such check before."""
+    """Raise RegistrationError for subscriptions that may match no event. SQL may have written them without this check."""
     with connect.connect(config.database) as connection, connect.translated_errors():
         found = lint.subscriptions(connection, None, registry_commands.known_types(config))
     if found:
@@ -276,7 +280,7 @@ def _job(config: settings.Settings) -> str:
 
 
 def _readyz(port: int) -> bytes:
-    """Return the body of the answer to /readyz, at most MAX_ANSWER_BYTES. If a lane is not ready, the status is 503."""
+    """Return at most MAX_ANSWER_BYTES of the answer to /readyz, whatever its status. Raise OSError if no answer comes."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=JOB_TIMEOUT_S) as answer:
             return bytes(answer.read(MAX_ANSWER_BYTES))

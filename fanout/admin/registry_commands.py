@@ -1,6 +1,7 @@
 """Change and show the registry, for `fanout apply`, `get`, `endpoints …`, `keys rotate`, `doctor`, the smoke test and the demo.
 
-Runs in `fanout` commands, the tests and the load tests.
+Runs in `fanout` commands, the tests and the load tests. Each function that opens a connection raises RegistryOutdated if the
+schema in Postgres is not current, and RegistryUnavailable if Postgres does not answer.
 """
 
 from __future__ import annotations
@@ -68,14 +69,13 @@ def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: b
 
     The file `-` is the standard input.
 
-    With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete the endpoints and
-    subscriptions that the manifest does not name, of the manifest's customers and of the owners of its endpoints. `strict`
-    refuses a manifest with warnings.
+    With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete endpoints and
+    subscriptions that the manifest does not name. Only those of the manifest's customers, and of the owners of its endpoints,
+    are deleted. `strict` refuses a manifest with warnings.
 
     Raise RegistrationError if the manifest cannot be read or is refused, with the line if the mistake has one. Raise
-    SettingsError if there is no valid key ring, or if it does not open the stored secrets. Raise RegistryOutdated if the
-    schema in Postgres is not current. Raise RegistryUnavailable if Postgres is unavailable, or another transaction changes the
-    same rows.
+    SettingsError if there is no valid key ring, or if it does not open the stored secrets. Raise RegistryUnavailable also if
+    another transaction changes the same rows.
     """
     with _garbage_collection_paused():
         return _apply_file(config, file, dry_run=dry_run, prune=prune, strict=strict)
@@ -133,8 +133,8 @@ def apply_manifest(
 ) -> apply.Result:
     """Change the registry to match a checked manifest; return the changes and the new signing secrets.
 
-    `dry_run` and `prune` are those of `apply_file`. Raise RegistrationError if the manifest is refused, and the other errors of
-    `apply_file`.
+    `dry_run` and `prune` are those of `apply_file`. Warnings about event types compare with the catalogue only. Raise
+    RegistrationError if the manifest is refused, and the other errors of `apply_file`.
     """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
@@ -201,7 +201,7 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
 
 
 def as_document(result: apply.Result) -> dict[str, Any]:
-    """Return the result of `fanout apply` as a dictionary for JSON output. The new secrets are in it as plain text."""
+    """Return the result of `fanout apply` for JSON output. The keys are the fields of Result. New secrets are plain text."""
     changes = [
         {
             "action": change.action,
@@ -258,7 +258,7 @@ def shortened(row: dict[str, Any]) -> dict[str, Any]:
 def rotate_secret(
     config: settings.Settings, endpoint_id: str, *, scheme: SignatureScheme, overlap: dt.timedelta
 ) -> dict[str, Any]:
-    """Create a new signing secret for an endpoint, and return the secret or public key that its customer needs.
+    """Create a new signing secret for an endpoint; return `rotation.secret_document`, with the customer's secret or public key.
 
     Older secrets still sign for `overlap`, or until an earlier end that is set already. Raise RegistrationError if there is no
     such endpoint, or if the endpoint would have too many valid secrets.
@@ -272,7 +272,7 @@ def rotate_secret(
 
 
 def show_rotation(console: rich.console.Console, rotated: dict[str, Any]) -> None:
-    """Print the secret or public key that the operator gives to the customer."""
+    """Print the result of `rotate_secret`: the secret or public key for the customer, and the end of the older secrets."""
     if rotated["public_key"]:
         console.print(f"{rotated['endpoint']} now signs with a new key. Give the public key to its customer:")
     else:
@@ -295,7 +295,7 @@ def overlap_of(text: str) -> dt.timedelta:
 
 
 def enable(config: settings.Settings, endpoint_id: str) -> None:
-    """Make an endpoint active, whatever its status.
+    """Make an endpoint active, whatever its status, and clear the reason why it was disabled.
 
     Raise RegistrationError if it does not exist, or if it needs its receiver's permission and does not have it.
     """
@@ -305,7 +305,7 @@ def enable(config: settings.Settings, endpoint_id: str) -> None:
 
 
 def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
-    """Disable an endpoint, whatever its status. Raise RegistrationError if it does not exist."""
+    """Disable an endpoint, whatever its status, and store `reason`. Raise RegistrationError if it does not exist."""
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
         endpoint_status.disable(connection, endpoint_id, reason)
@@ -316,7 +316,8 @@ def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
 
     Without an answer, return a refusal, or a permission if the receiver has permitted deliveries at the callback URL meanwhile.
     If the endpoint was changed or asked again meanwhile, return a refusal in place of a permission, and record none. The
-    callback of an earlier question becomes invalid. An earlier permission stays valid, even if the reply is a refusal.
+    callback URL of an earlier request becomes invalid. An earlier permission stays valid, even if the reply is a refusal.
+    Unless the endpoint was deleted meanwhile, write the reply to the audit log.
 
     Raise RegistrationError if there is no such endpoint, if it needs no permission or cannot be used, or if
     `delivery.webhook_origin` is empty.
@@ -356,7 +357,7 @@ async def _answer(
 
 
 def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake.Reply) -> None:
-    """Print the answer to the question for permission: its state, the permitted requests a minute, and the reason, if any."""
+    """Print the reply to a request for permission: its state, the permitted requests a minute, and the reason, if any."""
     rate = "" if reply.per_minute is None else f", at most {reply.per_minute} requests a minute"
     console.print(f"{endpoint_id}: {reply.state}{rate}{reply.reason and f' ({reply.reason})'}")
 

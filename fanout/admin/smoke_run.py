@@ -66,7 +66,7 @@ class Result:
     """Entries of the delivery log about the endpoint, in order, such as `200`, `timeout` or `postponed: slow`."""
 
     def document(self) -> dict[str, Any]:
-        """Return the result as a dictionary for JSON output."""
+        """Return the result for JSON output: a dictionary with `delivered` (true or false) and the fields of this class."""
         return {"delivered": self.delivered_after_s is not None, **asdict(self)}
 
     def text(self) -> str:
@@ -97,10 +97,11 @@ def run(
 ) -> Result:
     """Deliver an event to `endpoint_url`, or to a receiver in this process at `host` and `port`; return the result.
 
-    Wait for the delivery for at most `timeout_s`. Raise SettingsError, before anything is published, if the job would not read
-    or accept the event, or if its guard refuses the URL. Raise LocalStackError if the port cannot be opened. Raise
-    KafkaUnavailable if there is no attempts topic, or if Kafka does not answer or refuses a request. Raise RegistryUnavailable,
-    RegistryOutdated or SettingsError if the endpoint cannot be registered.
+    Wait for the delivery for at most `timeout_s`, and publish the event again every PUBLISH_EVERY_S. Raise SettingsError,
+    before anything is published, if the job would not read or accept the event, or if its guard refuses the URL. Raise
+    LocalStackError if the port cannot be opened. Raise KafkaUnavailable if there is no attempts topic, or if Kafka does not
+    answer or refuses a request. Raise RegistryUnavailable, RegistryOutdated, RegistrationError or SettingsError if the endpoint
+    cannot be registered.
     """
     topic = config.source.topic_prefix + NAME
     message = publishing.Message(topic=topic, value=event(config.source, str(uuid.uuid4())))
@@ -192,8 +193,8 @@ def _shown(url: str) -> str:
 def registered(config: settings.Settings, endpoint_id: str, url: str) -> Iterator[str]:
     """Register the test's tenant, customer, endpoint and subscription, and yield the endpoint's signing secret.
 
-    At the beginning, delete the endpoints that earlier tests left more than LEFT_AFTER ago. At the end of the context, delete
-    the endpoint and the subscription.
+    At the beginning, delete the endpoints that tests registered more than LEFT_AFTER ago. At the end of the context, delete the
+    endpoint and the subscription.
     """
     kept: dict[str, Any] = {"tenants": [{"id": NAME}], "customers": [{"id": NAME, "name": "fanout smoke-test"}]}
     endpoint = {"id": endpoint_id, "customer": NAME, "url": url}
@@ -208,7 +209,7 @@ def registered(config: settings.Settings, endpoint_id: str, url: str) -> Iterato
 
 
 def _left_over(config: settings.Settings) -> list[str]:
-    """Return the ids of the endpoints that earlier tests left more than LEFT_AFTER ago."""
+    """Return the ids of the endpoints that tests registered more than LEFT_AFTER ago."""
     before = dt.datetime.now(dt.UTC) - LEFT_AFTER
     rows = registry_commands.get(config, registry_commands.kind_of("endpoints"), None)
     return [row["id"] for row in rows if row["customer"] == NAME and row["created_at"] < before]
@@ -241,7 +242,7 @@ class Seen:
     """True after an attempt that the endpoint answered with 2xx."""
 
     def add(self, value: bytes) -> None:
-        """Add the entries of a record about the test's endpoint. `value`: the record's value; if unreadable, add one text."""
+        """Add the entries of the record `value` about the test's endpoint. An unreadable record adds `unreadable record`."""
         try:
             record = log_records.decode(value)
         except msgspec.DecodeError:

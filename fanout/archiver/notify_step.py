@@ -42,8 +42,8 @@ class Notifier:
     def step(self, connection: connect.Connection, *, once: bool) -> int:
         """Publish the oldest operational events, at most outbox.MAX_EVENTS; return their number, 0 while the step pauses.
 
-        The first step, and the first one after a failure, create the topic if it is missing. A failure of Kafka is logged. With
-        `once`, raise KafkaUnavailable instead. Raise RegistryUnavailable if Postgres is unavailable.
+        The first step, and the first one after a failure, create the topic if it is missing. After a failure of Kafka, log it
+        and return 0. With `once`, raise KafkaUnavailable instead. Raise RegistryUnavailable if Postgres is unavailable.
         """
         if self._clock() < self._allowed_at:
             return 0

@@ -21,7 +21,7 @@ def redrive(config: settings.Settings, connection: connect.Connection, *, now: d
     """Enqueue one page of requested dead letters, only the newest of each delivery. Return the number of enqueued dead letters.
 
     The whole page then counts as redriven. 0: no redrive is requested. Raise KafkaUnavailable if Kafka does not confirm all
-    enqueued dead letters. The next call then enqueues the page again.
+    enqueued dead letters, and RegistryUnavailable if Postgres is unavailable. The next call then enqueues the page again.
     """
     with archive.claim_page(connection, now=now) as requested:
         if not requested:

@@ -60,9 +60,9 @@ class Replayer:
     def step(self, connection: connect.Connection, *, clock: Callable[[], float] = time.monotonic) -> int:
         """Advance the unfinished replays, one chunk each in rotation, for about STEP_S or until none can advance now.
 
-        Return the number of advances; the begin and the end of a replay count as well. Raise KafkaUnavailable or
-        SchemaRegistryUnavailable if Kafka or the schema registry fails. The next step then repeats the chunk. `clock` is for
-        tests.
+        Return the number of advances; the begin and the end of a replay count as well. Raise KafkaUnavailable,
+        SchemaRegistryUnavailable or RegistryUnavailable if Kafka, the schema registry or Postgres fails. The next step then
+        repeats the chunk. `clock` is for tests.
         """
         began, chunks = clock(), 0
         try:

@@ -51,7 +51,7 @@ def rotate_secret(
 
 @app.command("enable")
 def enable(context: typer.Context, endpoint_id: EndpointId) -> None:
-    """Activate an endpoint that was disabled or paused. The retry lane soon attempts the deliveries that wait for it.
+    """Activate an endpoint that was disabled or paused. The retry lane soon attempts the endpoint's waiting deliveries.
 
     The command fails and changes nothing if the endpoint needs its receiver's permission and does not have it.
     """

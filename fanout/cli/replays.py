@@ -104,7 +104,7 @@ def cancel(context: typer.Context, replay_id: ReplayId, as_json: AsJson = False)
     """Cancel a replay: no more of its deliveries are enqueued. Deliveries that are enqueued already are still delivered."""
     with connect.connect(commands.settings_of(context).database) as connection:
         migrate.require_current(connection)
-        with connection.transaction():
+        with connect.translated_errors(), connection.transaction():
             before = _found(connection, replay_id)
             if not requests.cancel(connection, before.customer_id, replay_id, now=dt.datetime.now(dt.UTC)):
                 state = _found(connection, replay_id).state  # it may have changed since `before`

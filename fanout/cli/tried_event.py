@@ -38,7 +38,7 @@ def content(option: str, text: str, tried: str) -> bytes:
     if not text:
         raise errors.RegistrationError(option, f"is empty, so the {tried} was not tried: write JSON, or name a file")
     if text.lstrip().startswith(("{", "[")):
-        return text.encode()
+        return text.encode(errors="surrogateescape")  # as the shell has passed the bytes, which may not be UTF-8
     try:
         return Path(text).read_bytes()
     except OSError as exc:

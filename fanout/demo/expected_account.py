@@ -64,7 +64,7 @@ class ExpectedLane:
     deliveries."""
 
     def document(self) -> dict[str, int]:
-        """Return the counts as a dictionary for JSON output."""
+        """Return the counts for JSON output, by the names of the fields. `skipped` and `lost` are numbers here."""
         return {
             "due": self.due,
             "delivered": self.delivered,
@@ -129,7 +129,10 @@ class ExpectedAccount:
         return self.over_http.holds and not (self.unexpected or self.unverified or self.findings or is_open)
 
     def document(self) -> dict[str, Any]:
-        """Return the account as a dictionary for JSON output."""
+        """Return the account for JSON output: the fields of this class, and the sums of the lanes' counts.
+
+        `unexpected` is a number here. `latency_ms` has the percentiles of each lane.
+        """
         lanes = {name: lane.document() for name, lane in self.lanes.items()}
         return {
             "events": self.events,

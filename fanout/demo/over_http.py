@@ -68,7 +68,7 @@ class Client:
         return False
 
     def post(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a POST request. Repeat the request while the API is busy, MAX_TRIES times in all.
+        """Return the JSON object that answers a POST request. Send the request at most MAX_TRIES times while the API is busy.
 
         Raise LocalStackError if the API refuses the request, is still busy, or does not answer.
         """
@@ -120,8 +120,9 @@ def poll(
 ) -> Polled:
     """Create a consumer, then poll and acknowledge until every delivery in `wanted` was polled and a poll is empty.
 
-    Call `before_poll` before each poll. Raise LocalStackError if a wanted dead letter is missing and the polls return none for
-    `timeout_s`. Also raise it if the API refuses a request or does not answer.
+    `admin` creates the consumer, and `poller` polls. Each payload is compared with `published`. Call `before_poll` before each
+    poll. Raise LocalStackError if a wanted dead letter is missing and the polls return none for `timeout_s`. Also raise it if
+    the API refuses a request or does not answer.
     """
     admin.post("/v1/dead-letter-consumers", {"name": CONSUMER})
     polled, last = Polled(), time.monotonic()

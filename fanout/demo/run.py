@@ -309,7 +309,10 @@ def _poll_and_redrive(
 
 
 def _await(is_done: Callable[[], bool], advance: Callable[[float], int], timeout_s: float, problem: str) -> None:
-    """Call `advance`, which reads records, until `is_done`. Raise LocalStackError if no record comes for `timeout_s`."""
+    """Call `advance`, which returns the number of records that it read, until `is_done` returns True.
+
+    Raise LocalStackError, with `problem` in its message, if no record comes for `timeout_s`.
+    """
     last = time.monotonic()
     while not is_done():
         if advance(0.2):

@@ -32,9 +32,9 @@ BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!--
 
 
 def schema(chart: Path) -> str:
-    """Return the text of values.schema.json in the folder `chart`, with a new property `config`.
+    """Return the text of values.schema.json in the folder `chart`, with the property `config` generated from the code.
 
-    The property has the schemas of all settings in the code, except OF_THE_CHART.
+    `config` has the schemas of all settings, except OF_THE_CHART.
     """
     document = json.loads((chart / "values.schema.json").read_text())
     document["properties"]["config"] = {"type": "object", "additionalProperties": False, "properties": _areas()}

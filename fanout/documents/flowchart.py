@@ -88,7 +88,7 @@ def passes(source: str, target: str, medium: Medium, by: str, words: str = "") -
 
 
 class Known(NamedTuple):
-    """The part of the code by which a picture is proved."""
+    """Facts about the code, with which a picture is compared."""
 
     root: Path
     imports: Mapping[str, set[str]]
@@ -121,7 +121,7 @@ def contradictions(picture: Picture, code: Known) -> Iterator[str]:
     1. A box or a hand-over names a module or a setting that does not exist.
     2. No module of the source of a call imports a module of its target.
     3. A box of code at an end of a hand-over does not contain the arranging module, and neither imports the other.
-    4. The module that arranges a hand-over reads no attribute with the name of the setting of a topic at one of its ends.
+    4. A topic is at an end of a hand-over, and the arranging module reads no attribute with the name of the topic's setting.
     5. The module that arranges a hand-over through Postgres does not import OPENS_POSTGRES.
     6. A hand-over through Kafka has no topic at its ends, or a hand-over through another medium has a topic there.
     """

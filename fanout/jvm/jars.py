@@ -47,8 +47,8 @@ def _say(text: str) -> None:
 def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars:
     """Return the jars. Download them first if no download of this `ivy_file` has been completed.
 
-    Raise LocalStackError if the download fails or finds no Java, or if a jar is missing, extra or different, compared with the
-    lock. The comparison, at each call, takes a twentieth of a second of CPU.
+    `say` prints a line before the download. Raise LocalStackError if the download fails or finds no Java, or if a jar is
+    missing, extra or different, compared with the lock. The comparison, at each call, takes a twentieth of a second of CPU.
     """
     # Without symbolic links, because a JVM compares the paths of jars with those in its class archive.
     library = (ivy_file.parent / "lib").resolve()

@@ -165,7 +165,7 @@ def from_lines(
 
     `topic` is the topic of all messages; None: each event's type names its topic. `layout` is the job's layout of events; None:
     lines that the job would reject are yielded too. Raise RegistrationError, with the number of the line, for a line that is
-    not JSON, lacks a type that must name the topic, or would be rejected by the job.
+    not JSON, that has no type while `topic` is None, or that the job would reject.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():

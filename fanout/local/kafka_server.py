@@ -94,10 +94,10 @@ def seats(count: int) -> list[Seat]:
 class EmbeddedKafka:
     """A Kafka broker that keeps its data: after a stop or a crash it starts again with all records.
 
-    `seat` makes it one broker of a cluster. By default, a topic then has a replica on each broker. A producer with
-    `acks=all` then needs all replicas but one in sync. `sasl_users` are names with passwords; without them, clients do not log
-    in. With `is_guarded` users may do only what Kafka's ACLs permit; the user `broker` and clients without a login may do
-    everything. With `archive_to` the broker's JVM writes an archive of its classes there when it stops.
+    Port 0: a free port. `seat` makes the broker a part of a cluster. By default, a topic then has a replica on each broker. A
+    producer with `acks=all` then needs all replicas but one in sync. `sasl_users` are names with passwords. Without them,
+    clients do not log in. With `is_guarded`, users may do only what Kafka's ACLs permit; the user `broker` and clients without
+    a login may do everything. With `archive_to`, the broker's JVM writes an archive of its classes there when it stops.
     """
 
     def __init__(

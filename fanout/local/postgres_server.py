@@ -73,15 +73,18 @@ class EmbeddedPostgres:
         self.create_database(DATABASE)
 
     def stop(self) -> None:
-        """Disconnect the clients, stop the server gracefully, and wait for its end. After STOP_TIMEOUT_S, kill the server."""
+        """Disconnect the clients, stop the server gracefully, and wait for its end. After STOP_TIMEOUT_S, kill the server.
+
+        Do nothing if `start` has not succeeded.
+        """
         self._end(signal.SIGINT)  # a fast shutdown of Postgres
 
     def discard(self) -> None:
-        """Stop the server at once, without a checkpoint. Called only if nobody reads the data again."""
+        """Stop the server at once, without a checkpoint, and wait for its end. Called only if nobody reads the data again."""
         self._end(signal.SIGQUIT)  # an immediate shutdown of Postgres
 
     def kill(self) -> None:
-        """Kill the server, as a crash does."""
+        """Kill the server, as a crash does, and wait for the end of its processes."""
         self._end(signal.SIGKILL)
 
     def _end(self, how: signal.Signals) -> None:

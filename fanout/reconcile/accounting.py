@@ -103,7 +103,7 @@ class Counts:
         self.replayed += other.replayed
 
     def document(self) -> dict[str, Any]:
-        """Return the counts as a dictionary for JSON output."""
+        """Return `due` and the counts for JSON output, by the names of the fields."""
         return {
             "due": self.due,
             "delivered": self.delivered,
@@ -149,7 +149,7 @@ class Account:
         return not self.findings.by_kind
 
     def document(self) -> dict[str, Any]:
-        """Return the account as a dictionary for JSON output."""
+        """Return `holds`, `lanes`, `groups`, `findings_by_kind` and the kept `findings` by name, for JSON output."""
         return {
             "holds": self.holds,
             "lanes": {
@@ -237,7 +237,7 @@ class _Walk:
                 self._find(Kind.UNREAD, handled.first, handled.last, missed)
 
     def add_rejected(self, offset: int, states: list[int]) -> None:
-        """Count a rejected record."""
+        """Count a rejected record, if its offset is in a judged range. `states` are its states in the topics."""
         if self._is_in_range(offset):
             if REJECTED in states:
                 self._rejected += 1

@@ -130,7 +130,10 @@ class Evidence:
         self.events[place].add(offset, number)
 
     def add_log_record(self, record: AttemptsRecord | None, written_at_ms: int) -> None:
-        """Add a record of the attempts topic. None, a record of an unknown kind, is ignored."""
+        """Add a record of the attempts topic. None, a record of an unknown kind, is ignored.
+
+        Entries of replays are ignored, unless they say delivered.
+        """
         if isinstance(record, OffsetReceipt):
             counts = (record.first_offset, record.last_offset, record.records, record.rejected, record.due, written_at_ms)
             self._receipts.setdefault((record.lane, Place(record.topic, record.partition)), array("q")).extend(counts)

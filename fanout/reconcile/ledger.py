@@ -69,7 +69,7 @@ class Ledger:
         return self.delivered.keys() | self.skipped.keys() | self.dead()
 
     def pending(self) -> int:
-        """Return the number of deliveries that were due by the receipts, minus the number of those that ended.
+        """Return the sum of the due deliveries in all receipts, minus the number of deliveries that ended.
 
         Pending deliveries wait for their batch, or in the retry lane.
         """

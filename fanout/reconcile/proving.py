@@ -21,6 +21,7 @@ import rich.table
 from delivery import errors
 from delivery.config import plan_builder, settings
 from delivery.model import Record
+from delivery.stages.kafka import topics
 from delivery.webhooks.events import parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
@@ -99,11 +100,12 @@ class _Reading:
         self._layout = plan_builder.layout_of(config)
         self._formats = decoder.decoder_of(plan_builder.formats_of(config.schema_registry), self._layout)
         known = scanner.names()
-        if config.delivery.attempts_topic not in known:
+        missing = [name for name in topics.of_results(config.delivery) if name not in known]
+        if missing:  # without its records, healthy deliveries would look lost
             raise errors.SettingsError(
-                f"there is no topic {config.delivery.attempts_topic} on {config.kafka.bootstrap_servers} that this login may "
-                "describe, so nothing was reconciled: the job has not created it, or it has another name. Start the job, set "
-                "delivery.attempts_topic, or grant Describe on the topic to the login"
+                f"there is no topic {missing[0]} on {config.kafka.bootstrap_servers} that this login may describe, so nothing "
+                "was reconciled: the job has not created it, or it has another name. Start the job, correct the topics in the "
+                "area delivery, or grant Describe on the topic to the login"
             )
         self._event_topics = topic_scanner.event_topics(config, known)
 
@@ -144,7 +146,7 @@ class _Reading:
         return known
 
     def _with_runs(self, extent: topic_scanner.Extent) -> topic_scanner.Extent:
-        """Return the extent, begun early enough for the ranges of all judged receipts, as far as Kafka has their records."""
+        """Return the extent, begun at the first offset of the judged receipts if that is lower and Kafka still has it."""
         first = self.evidence.first_offset(extent.place, self._since_ms or 0)
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 

@@ -51,8 +51,8 @@ class Routes:
     def due(self, records: Iterable[Record], event_types: Sequence[str] | None) -> list[Due]:
         """Return the deliveries of these records that are due to the endpoint and have one of the `event_types`.
 
-        `event_types` may have prefix wildcards; None: every type. Records that the lanes reject are left out without a report.
-        Raise SchemaRegistryUnavailable if the schema of a record cannot be read now.
+        `event_types` may have prefix wildcards; None: every type. Records that the lanes reject are left out, and are not
+        written to the topic of rejected records. Raise SchemaRegistryUnavailable if the schema of a record cannot be read now.
         """
         return asyncio.run(self._due(records, event_types))
 
@@ -101,8 +101,9 @@ def entry_of(
 def records(due: Iterable[Due], routes: Routes, replay_id: str, *, now_ms: int, resends: bool) -> Iterator[bytes]:
     """Yield the values of the records that enqueue `due` in the retries topic. The key of each record is the endpoint's id.
 
-    With `resends`, each delivery was requested by itself. If a delivery in direct mode still waits in the retry lane, its shard
-    brings its next attempt forward, and skips the resend (delivery.webhooks.retries.resends). A batch is always enqueued.
+    `resends` True: each of `due` is a resend, which was requested for one delivery. If the delivery waits in the retry lane
+    already, the lane makes its retry entry due now, and skips the resend (delivery.webhooks.retries.resends). The lane never
+    skips a batch.
     """
     endpoint, revision = routes.endpoint, routes.revision
     entries = (

@@ -81,7 +81,7 @@ def print_json(value: Any) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print text. Control characters except newlines and tabs become visible escapes."""
+    """Print text, and add no newline. Control characters except newlines and tabs become visible escapes."""
     sys.stdout.write(safe_text.text(text))
 
 

@@ -51,8 +51,10 @@ def read(file: Path) -> dict[str, Any]:
 def measure(axes: Sequence[Axis], deliveries: int | None, terms: stage.Terms, files: Files) -> list[str]:
     """Measure the axes, write the files, and return a text for each value that must not be trusted.
 
-    The JSON file is written after each job, and all files at the end. An interrupted run also writes all files, with the values
-    that were measured until then.
+    A pass has `deliveries` deliveries; None: the number of the axis. The JSON file is written after each job, and all files at
+    the end. An interrupted run also writes all files, with the values that were measured until then.
+
+    Raise RegistrationError, and measure nothing, if there is a JSON file already and it has no axes.
     """
     known = read(files.json_file) if files.json_file is not None and files.json_file.is_file() else {}
     measured: dict[str, Any] = {}
@@ -73,7 +75,10 @@ def measure(axes: Sequence[Axis], deliveries: int | None, terms: stage.Terms, fi
 
 
 def _measure(axis: Axis, deliveries: int, terms: stage.Terms, keep: Callable[[str, dict[str, Any]], None]) -> None:
-    """Run the jobs of an axis. After each job, also an interrupted one, call `keep` with the figures of the axis so far."""
+    """Run the jobs of an axis. After each job, also an interrupted one, call `keep` with the figures of the axis so far.
+
+    A job with a problem is the last: the larger values are not measured.
+    """
     jobs: list[measuring.JobRun] = []
     for values in axis.jobs():
         jobs.append(measuring.JobRun(values=values))

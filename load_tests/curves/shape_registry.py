@@ -1,7 +1,7 @@
 """Define the registry and the events of a job that measures some shapes.
 
 Each shape has event types of its own, and all shapes share the endpoints and tenants. The endpoints of a group get the same
-events. A group has as many endpoints as the shape has fan-out, with consecutive numbers.
+events. The fan-out of a shape is the number of endpoints in a group. These have consecutive numbers.
 """
 
 from __future__ import annotations

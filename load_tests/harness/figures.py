@@ -120,8 +120,8 @@ def delivered(report: receiver.ReceiverReport, due: Sequence[int], fan_out: Sequ
 def overtook(report: receiver.ReceiverReport, endpoints: Collection[int]) -> int:
     """Return the largest number of events that one event overtook.
 
-    An event overtakes each event that was published earlier for the same endpoint, and arrives later. Only the first arrival of
-    each event counts. `endpoints` are the endpoints to examine.
+    An event overtakes each event for the same endpoint that was published before it and arrives after it. Only the first
+    arrival of each event counts. `endpoints` are the endpoints to examine.
     """
     arrived: dict[int, list[int]] = {endpoint: [] for endpoint in endpoints}
     for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
@@ -143,7 +143,7 @@ def _overtook(numbers: Sequence[int]) -> int:
 
 
 def reconciled(account: accounting.Account, report: receiver.ReceiverReport) -> dict[str, Any]:
-    """Return the numbers of deliveries by outcome, as the topics say.
+    """Return the numbers of deliveries by outcome, and of findings by kind, as the topics say.
 
     `holds` is True if the topics have no contradiction, and the receiver got as many different deliveries as `delivered`.
     """
@@ -160,7 +160,7 @@ def reconciled(account: accounting.Account, report: receiver.ReceiverReport) -> 
 
 
 def poison(published: Counter[str], rejected: Counter[str]) -> dict[str, Any]:
-    """Return the numbers of published and of rejected poison records by reject reason, and the number not rejected."""
+    """Return `poison`, the numbers of published and rejected records by reject reason, and the total `not_rejected`."""
     return {
         "poison": {"published": dict(published), "rejected": dict(sorted(rejected.items()))},
         "not_rejected": (published - rejected).total(),
@@ -174,7 +174,10 @@ def of_receiver(report: receiver.ReceiverReport) -> dict[str, Any]:
 
 
 def latency_ms(report: receiver.ReceiverReport, numbers: range, at: Callable[[int], bool] = lambda _: True) -> dict[str, int]:
-    """Return percentiles, in ms, of the age at arrival, of the events with these numbers at endpoints where `at` is True."""
+    """Return percentiles of the ages of events at their arrival, in ms.
+
+    Only events in `numbers` count, and only arrivals at endpoints for which `at` returns True.
+    """
     arrived = zip(report.numbers, report.endpoints, report.ages_ms, strict=True)
     return percentiles(age for number, endpoint, age in arrived if number in numbers and at(endpoint))
 

@@ -213,9 +213,9 @@ class Job(Command):
         say: Callable[[str], None],
         measured: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> figures.Throughput:
-        """Wait until the receiver has `until` events in all, and return the throughput.
+        """Wait until the receiver has `until` deliveries, those of earlier jobs included, and return the throughput.
 
-        The first `warm_up` events of this job are its warm-up. `measured` returns a context for the time after the warm-up.
+        The first `warm_up` deliveries of this job are its warm-up. `measured` returns a context for the time after the warm-up.
         """
         before = customers.count
 

@@ -214,7 +214,7 @@ class Traffic:
     ) -> range:
         """Publish `per_s` events a second for `for_s` seconds; return the numbers of the events.
 
-        The share `hot` of the events is due to the hot endpoint. `poison_per_s` poison records a second come in addition. Both
+        The share `hot` of the events is due to the hot endpoint. Also publish `poison_per_s` poison records a second. Both
         rates are rounded down to a multiple of TICKS_PER_S.
         """
         first, began = len(self.due), time.monotonic()

@@ -162,7 +162,7 @@ class _Pollers:
             await self._ask(GREEDY, self._polls.keys[0], at, "lease", self._leasing())
 
     async def _read_page(self, key: str, at: float) -> None:
-        """Read the next page of the customer with this key. After the last page comes the first page again."""
+        """Read the next page of the customer with this key. After the last page or a failed request comes the first page."""
         cursor = f"&cursor={self._cursors[key]}" if key in self._cursors else ""
         page = await self._ask(PAGE, key, at, f"/v1/dead-letters?limit={self._polls.limit}{cursor}")
         if page is not None and page["has_more"]:
@@ -182,7 +182,7 @@ class _Pollers:
     async def _ask(
         self, kind: str, key: str, at: float, path: str, document: dict[str, Any] | None = None
     ) -> dict[str, Any] | None:
-        """Send a request that is due at `at`; return the body of a 200, and None for any other answer.
+        """Send a request that is due at `at`; return the body of a 200, and None for another answer or without an answer.
 
         Without a document, it is a GET of `path`. A document is posted to the action `path` of the customer's consumer.
         """

@@ -1,7 +1,8 @@
 """Sample the stacks of a running JVM, and draw flame graphs, by async-profiler (https://github.com/async-profiler).
 
 Runs in the process of the load test. The jar of ap-loader has the profiler, the program that loads it into a JVM, and the
-program that draws. So no JDK is needed. The jar is downloaded once, into ~/.cache/fanout.
+program that draws. So no JDK is needed. The jar is downloaded once, into ~/.cache/fanout. `start`, `stop` and `draw` raise
+LocalStackError if the command of the profiler fails or takes more than TIMEOUT_S.
 """
 
 from __future__ import annotations

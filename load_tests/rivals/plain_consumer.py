@@ -183,7 +183,7 @@ def http_client(config: settings.Settings) -> aiohttp.ClientSession:
 
 
 async def main() -> None:
-    """Deliver until SIGTERM, by the settings in `local.toml` of the current folder."""
+    """Deliver until SIGTERM, by the settings in the environment and in `local.toml` of the current folder."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = settings_loader.read(os.environ, Path("local.toml"))
     stop = asyncio.Event()

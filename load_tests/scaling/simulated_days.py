@@ -164,7 +164,10 @@ def _reaction(moments: Sequence[simulation.Moment], spike: Spike) -> dict[str, f
 
 
 def _first_s(moments: Iterable[simulation.Moment], is_meant: Callable[[simulation.Moment], bool], does: str) -> float:
-    """Return the time of the first moment that is meant. Raise BadParameter if there is none."""
+    """Return the time of the first moment for which `is_meant` returns True. Raise typer.BadParameter if there is none.
+
+    `does` is the text of the message for the reaction that is missing.
+    """
     found = next(filter(is_meant, moments), None)
     if found is None:
         raise typer.BadParameter(f"after a spike, the simulated platform never {does}: choose another load with --base-per-s")
@@ -172,7 +175,7 @@ def _first_s(moments: Iterable[simulation.Moment], is_meant: Callable[[simulatio
 
 
 def _waits(moments: Sequence[simulation.Moment]) -> dict[str, float]:
-    """Return percentiles, in seconds, of an event's time from its publishing to the commit of its micro-batch."""
+    """Return PERCENTILES and the maximum (`most`) of the seconds from an event's publishing to its micro-batch's commit."""
     waits, behind = [], 0
     for before, now in itertools.pairwise(moments):
         while behind < len(moments) and moments[behind].committed < now.published:

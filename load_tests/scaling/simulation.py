@@ -1,8 +1,8 @@
 """Simulate one lane on executors whose number follows the decisions of `delivery.stages.scaling`.
 
-Pure: no Spark, no Kafka, no clock. The same seed gives the same history. A micro-batch takes a fixed time, and in addition
-the time of all its events divided by the number of executors. The simulation also has commits of whole micro-batches, start
-times of pods, and new plans of queries.
+Pure: no Spark, no Kafka, no clock. The same seed gives the same history. A micro-batch takes a fixed time, plus the time of
+all its events divided by the number of executors. The simulation also has commits of whole micro-batches, start times of
+pods, and new plans of queries.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Moment:
 class Cluster:
     """One lane, its topic, and the executors.
 
-    `load_per_s` returns the events a second at a time. `at_most` is the largest micro-batch for each executor.
+    `load_per_s` returns the events a second at a time. A micro-batch has at most `at_most` events for each executor.
     """
 
     def __init__(

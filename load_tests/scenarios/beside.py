@@ -65,7 +65,7 @@ def second(scenario: BesideScenario) -> phases.MeasuredPhase:
 
 
 def _together(scenario: BesideScenario) -> int:
-    """Return the events a second of both the measured and the hot tenants."""
+    """Return the events a second of a phase, those of the hot tenant included for the load `hot`."""
     return round(scenario.per_s / (1 - scenario.hot)) if scenario.load is Load.HOT else scenario.per_s
 
 
@@ -98,7 +98,10 @@ def run(scenario: BesideScenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _document(phase: phases.Measured, found: phases.Compared, *, is_hot: bool) -> dict[str, Any]:
-    """Return the figures of a phase as JSON values. The CPU of the job includes the load beside the measured events."""
+    """Return the figures of a phase as JSON values. The CPU of the job includes its work for poison and for the hot tenant.
+
+    `is_hot` True: the latencies of the hot endpoint and of the other endpoints are separate figures.
+    """
     latencies = {"latency_ms": figures.latency_ms(found.report, phase.numbers)}
     if is_hot:
         latencies = {

@@ -158,7 +158,7 @@ def _turn(side: str, scenario: RivalScenario, terms: stage.Terms, chosen: Mappin
             )
             arrived_after(customers, len(sent.due))
             customers.hang(HANGING)
-            beside, hung = _steady(scenario, sent, customers)
+            beside, hung = _steady(scenario, sent, customers, hanging=HANGING)
             customers.hang(None)
             arrived_after(customers, len(sent.due))
         report = customers.report()
@@ -193,14 +193,17 @@ def _starter(side: str, servers: platform.Platform, chosen: Mapping[str, str]) -
     return plain if side == RIVAL else whole
 
 
-def _steady(scenario: RivalScenario, sent: traffic.Traffic, customers: receiver.Receiver) -> tuple[range, range]:
-    """Publish at the steady pace, and wait for all events except those of a hanging endpoint.
+def _steady(
+    scenario: RivalScenario, sent: traffic.Traffic, customers: receiver.Receiver, *, hanging: int | None = None
+) -> tuple[range, range]:
+    """Publish at the steady pace, and wait until the events of all endpoints except `hanging` have arrived.
 
-    Return the numbers of the measured events, and the numbers of all events, including those before the measurement.
+    Stop waiting if no event arrives for QUIET_S. Return the numbers of the measured events, and the numbers of all events,
+    including those before the measurement.
     """
     settling, _ = sent.publish_evenly(scenario.steady_per_s, scenario.settle_s)
     measured, _ = sent.publish_evenly(scenario.steady_per_s, scenario.steady_s)
-    hung = sum(sent.due[number] == HANGING for number in range(settling.start, measured.stop))
+    hung = sum(sent.due[number] == hanging for number in range(settling.start, measured.stop))
     arrived_after(customers, len(sent.due) - hung)
     return measured, range(settling.start, measured.stop)
 
@@ -230,7 +233,7 @@ def arrivals(report: receiver.ReceiverReport, count: int) -> Sequence[int]:
 
 
 def lost_and_repeated(times: Sequence[int], numbers: range) -> dict[str, int]:
-    """Return how many of the events `numbers` never arrived, and how many of their arrivals were repeats.
+    """Return how many of the events `numbers` never arrived (`lost`), and how many arrivals were repeats (`repeated`).
 
     `times` is the result of `arrivals`.
     """
@@ -239,7 +242,10 @@ def lost_and_repeated(times: Sequence[int], numbers: range) -> dict[str, int]:
 
 
 def latency_ms(report: receiver.ReceiverReport, numbers: range, at: Callable[[int], bool]) -> dict[str, float]:
-    """Return percentiles, in ms, of the age at first arrival, of the events `numbers` at endpoints where `at` is True."""
+    """Return percentiles of the ages of events at their first arrival, in ms.
+
+    Only events in `numbers` count, and only arrivals at endpoints for which `at` returns True.
+    """
     ages: dict[int, float] = {}
     for number, endpoint, age_ms in zip(report.numbers, report.endpoints, report.ages_ms, strict=True):
         if number in numbers and at(endpoint):

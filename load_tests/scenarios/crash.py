@@ -97,11 +97,12 @@ def kill_at_work(
 def _repeated_after(killed_at: Sequence[int], arrived: Iterable[int]) -> list[int]:
     """Return the number of repeated deliveries after each kill.
 
-    `killed_at` has, for each kill, the number of different events that had arrived before.
+    `killed_at` has, for each kill, the number of different events that had arrived before. Repeats before the first kill count
+    for the first kill.
     """
     repeated, known = [0] * len(killed_at), set[int]()
     for number in arrived:
         if number in known:
-            repeated[max(0, bisect.bisect_left(killed_at, len(known)) - 1)] += 1
+            repeated[max(0, bisect.bisect_right(killed_at, len(known)) - 1)] += 1
         known.add(number)
     return repeated

@@ -130,7 +130,10 @@ def run(scenario: OverloadScenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _measured(scenario: OverloadScenario, scene: Scene, watch: Watch) -> OverloadThroughput:
-    """Measure the throughput, disturb the job, and measure until the throughput has recovered."""
+    """Measure the throughput, disturb the job, and measure until the throughput has recovered.
+
+    Raise LocalStackError if the throughput does not recover in time, or all events are delivered before.
+    """
     job, customers = scene.job, scene.customers
     job.wait_until(lambda: customers.count >= scenario.warm_up, within_s=platform.START_TIMEOUT_S + LAST_S, goal="the warm-up")
     time.sleep(WINDOW_S)
@@ -199,7 +202,7 @@ def disturbed(scenario: OverloadScenario) -> Iterator[None]:
 
 
 def stop_a_worker(job: platform.Job, say: Callable[[str], None]) -> None:
-    """Stop the worker that used most CPU for STOPPED_S, by SIGSTOP and SIGCONT."""
+    """Stop the worker with the most CPU time by SIGSTOP, and continue it after STOPPED_S by SIGCONT."""
     workers = [process for process, role in job.meter.processes() if role == "worker"]
     [worker] = sorted(workers, key=_cpu_s)[-1:]
     say(f"worker {worker.pid} stops for {STOPPED_S:.0f} s")

@@ -90,7 +90,8 @@ class EndpointDisabler:
         """Request to disable those of these endpoints that are active, for `reason`: FAILING or `error_classes.GONE`.
 
         Return at once. Callers repeat the request as long as an endpoint fails. If an endpoint has a waiting request, that
-        request's reason stays. For EFFECT_S after a request for an endpoint was written, further ones are ignored.
+        request's reason stays. For EFFECT_S after a request for an endpoint was written, further ones are ignored. For FAILING,
+        only endpoints that have been active for `retry.disable_after_s` are disabled.
         """
         with self._changed:
             for endpoint_id in endpoint_ids:
@@ -113,7 +114,7 @@ class EndpointDisabler:
             try:
                 patiently(self._write_all)
             except tenacity.RetryError:
-                return  # asked to stop, and the last try has failed
+                break  # asked to stop: one more try follows
             except Exception:  # the thread must survive, or no endpoint would be disabled any more
                 waiting = self._waiting_ids()
                 log.exception(

@@ -74,8 +74,9 @@ class Lookups:
     def source(self, context: object, lane: str) -> LookupSource | None:  # noqa: ARG002  # the same for each lane
         """Wait until Postgres answers and has all migrations, and return the source for the tasks of the next micro-batch.
 
-        None: the job was asked to stop before Postgres was ready. Raise SettingsError if `database.url` is no URL, or if the
-        key ring does not fit the registry. The key ring is checked until this method has succeeded once.
+        None: the job was asked to stop before Postgres was ready. `context` and `lane` are unused. Raise SettingsError if
+        `database.url` is no URL, or if the key ring does not fit the registry. The key ring is checked until this method has
+        succeeded once.
         """
         try:
             revision = self._patiently(self._ask)

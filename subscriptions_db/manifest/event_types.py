@@ -63,8 +63,8 @@ def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
 
     1. The schema or an example is not JSON, nested too deeply, or not storable by Postgres. Or it has a whole number beyond
        MAX_WHOLE_NUMBER. Or the schema, or all examples together, have more than MAX_BYTES.
-    2. The schema is not valid, names another `$schema` than DIALECT, or has an unsupported keyword or regular expression. Or it
-       has a `$ref` that does not resolve, or a `$schema` or `$id` below its top level.
+    2. The schema is not valid, names another `$schema` than DIALECT, or is refused by `schema_patterns.require`. Or it has a
+       `$ref` that does not resolve, or a `$schema` or `$id` below its top level.
     3. An example violates the schema, or its check takes more than MAX_STEPS steps or recurses too deeply.
     """
     for number, example in enumerate(examples):
@@ -90,7 +90,7 @@ def problems(schema: dict[str, Any], payload: Any) -> list[SchemaProblem]:
 
     1. The payload is not JSON, too large, nested too deeply, or not storable by Postgres. Or it has a whole number beyond
        MAX_WHOLE_NUMBER.
-    2. The schema has an unsupported keyword or regular expression, or a `$ref` that does not resolve.
+    2. `schema_patterns.require` refuses the schema, or the schema has a `$ref` that does not resolve.
     3. The check takes more than MAX_STEPS steps, or recurses too deeply.
     """
     _require_small(payload)
@@ -131,28 +131,38 @@ def _require_small(value: Any) -> None:
         )
 
 
-def _require_plain(value: Any, max_depth: int, level: int = 0) -> None:
-    if level > max_depth:
-        raise errors.RegistrationError("", f"is nested deeper than {max_depth} levels: flatten it")
-    if isinstance(value, str) and "\0" in value:
-        raise errors.RegistrationError("", "contains a NUL character, which Postgres cannot store: remove it")
-    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise errors.RegistrationError(
-            "", "contains a lone surrogate (half of a character), which Postgres cannot store: remove it"
-        )
-    if isinstance(value, int) and abs(value) > MAX_WHOLE_NUMBER:
-        raise errors.RegistrationError(
-            "", "contains a whole number below -(2^63 - 1) or above 2^63 - 1: write the number as text"
-        )
+def _require_plain(value: Any, max_depth: int) -> None:
+    least_bytes = 0  # aliases of YAML may name a part many times
+    for part, level in _parts(value):
+        if level > max_depth:
+            raise errors.RegistrationError("", f"is nested deeper than {max_depth} levels: flatten it")
+        least_bytes += len(part) if isinstance(part, str) else 1
+        if least_bytes > 2 * MAX_BYTES:
+            raise errors.RegistrationError("", f"has more than {2 * MAX_BYTES} bytes as JSON: shorten it")
+        if isinstance(part, str) and "\0" in part:
+            raise errors.RegistrationError("", "contains a NUL character, which Postgres cannot store: remove it")
+        if isinstance(part, str) and any("\ud800" <= letter <= "\udfff" for letter in part):
+            raise errors.RegistrationError(
+                "", "contains a lone surrogate (half of a character), which Postgres cannot store: remove it"
+            )
+        if isinstance(part, int) and abs(part) > MAX_WHOLE_NUMBER:
+            raise errors.RegistrationError(
+                "", "contains a whole number below -(2^63 - 1) or above 2^63 - 1: write the number as text"
+            )
+
+
+def _parts(value: Any, level: int = 0) -> Iterator[tuple[Any, int]]:
+    """Yield a value, its names and all its parts, each with its level of nesting. A value comes before its parts."""
+    yield value, level
     if isinstance(value, dict):
         for name, part in value.items():
             if not isinstance(name, str):
                 raise errors.RegistrationError("", "has a name that is not text: put it in quotes")
-            _require_plain(name, max_depth, level)
-            _require_plain(part, max_depth, level + 1)
+            yield name, level
+            yield from _parts(part, level + 1)
     elif isinstance(value, list):
         for part in value:
-            _require_plain(part, max_depth, level + 1)
+            yield from _parts(part, level + 1)
 
 
 def _require_schema(schema: dict[str, Any]) -> None:

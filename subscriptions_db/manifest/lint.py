@@ -33,10 +33,10 @@ def subscriptions(
 ) -> list[errors.RegistrationError]:
     """Return the warnings about registered subscriptions.
 
-    The warnings about event types and filters come first, then at most 10,000 about tenants; both are sorted by subscription
-    id. A login that may not read tenants gets none about tenants. `paths` is subscription id → path in a document, and only
-    these subscriptions are checked. None: all are checked, with the id as path. `types` are the event types that have a topic;
-    empty if the topics are unknown.
+    The warnings about event types and filters come first, then at most 10,000 about tenants. Each group is sorted by
+    subscription id. A login that may not read tenants gets none about tenants. `paths` is subscription id → path in a document,
+    and only these subscriptions are checked. None: all are checked, with the id as path. `types` are the event types that have
+    a topic; empty if the topics are unknown.
     """
     if paths is not None and not paths:
         return []

@@ -146,7 +146,7 @@ class ManifestEndpoint(EndpointFields):
             raise ValueError("batch is allowed with mode: batch only: remove batch, or set the mode")
         if self.mode == "batch" and self.content_mode == "cloudevents_binary":
             raise ValueError(
-                "content_mode cloudevents_binary is allowed with mode: direct only, as each request has one event: use "
+                "content_mode cloudevents_binary is allowed with mode: direct only, because such a request has one event: use "
                 "standard or cloudevents_structured, or set the mode"
             )
         if self.mode == "batch" and self.order_by is not None:
@@ -249,7 +249,7 @@ _Rows = Mapping[str, Sequence[tuple[int, Any]]]
 
 
 def load(text: str | bytes, address_guard: guard.Guard, name: str = "") -> Manifest:
-    """Parse and check a document.
+    """Parse and check a document. `name` is its file, for messages.
 
     Raise RegistrationError, with the line if it is known, if the document is not YAML, too large or nested too deeply. Raise
     ManifestRefused with file and line of each mistake that `check` finds.

@@ -58,7 +58,7 @@ _TOO_LONG = "a number has too many digits: put it in quotes"
 
 
 class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
-    """Refuse a repeated key: YAML parsers silently drop its first value, and pruning would then delete the rows in that value.
+    """Refuse a repeated key: YAML parsers silently drop its first value, and `apply --prune` would delete the rows in it.
 
     A date without a tag stays text, as in JSON: ids and filters have no dates.
     """

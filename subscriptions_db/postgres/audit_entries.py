@@ -83,7 +83,7 @@ def _json_fields(fields: dict[str, Any]) -> Any:
 def _plain(value: Any) -> Any:
     """Return a value that `jsonb` can store.
 
-    Characters in _NOT_IN_JSONB become U+FFFD. Infinity, NaN and times become text, and sets become lists.
+    Characters in _NOT_IN_JSONB become U+FFFD. Infinity, NaN and times become text. Tuples and frozensets become lists.
     """
     if isinstance(value, str):
         return _NOT_IN_JSONB.sub("\ufffd", value)

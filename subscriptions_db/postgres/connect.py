@@ -71,9 +71,10 @@ def options(
 ) -> dict[str, Any]:
     """Return the parameters of every connection to `url`, except the URL and `row_factory`, which the caller adds.
 
-    They override parameters of the same name in the URL. The exception is `options`, the settings for the server: those of the
-    URL are kept, and come before the platform's. Postgres takes the last value of a setting. Raise psycopg.ProgrammingError if
-    the URL is invalid, or has two `@`: libpq would take a part of the password for the host, and name it in errors.
+    These parameters override those of the same name in the URL. The exception is `options`, the settings for the server: those
+    of the URL are kept, and come before the platform's. Postgres takes the last value of a setting. Raise
+    psycopg.ProgrammingError if the URL is invalid, or has two `@`: libpq would take a part of the password for the host, and
+    name it in errors.
     """
     if url.partition("://")[2].partition("?")[0].count("@") > 1:
         raise psycopg.ProgrammingError("the URL has two @")
@@ -233,7 +234,7 @@ def _unavailable(exc: psycopg.Error) -> errors.RegistryUnavailable:
 
 
 def _reason(exc: psycopg.Error) -> str:
-    """Return the message of the server, or the server that cannot be reached with the reason, or the class of the error."""
+    """Return the message of the server, or the address of the unreachable server with the reason, or the class of the error."""
     return exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
 
 

@@ -30,7 +30,10 @@ class Change:
     left out. With `delete`, there are no fields."""
 
     def audit_fields(self) -> dict[str, dict[str, Any] | None]:
-        """Return the changed fields before and after the change, for the audit log. Must not be called for `delete`."""
+        """Return the changed fields as `before` and `after`, for the audit log. `before` is None for a creation.
+
+        Must not be called for `delete`.
+        """
         before, after = ({name: values[place] for name, *values in self.fields} for place in (0, 1))
         return {"before": None if self.action == "create" else before, "after": after}
 

@@ -130,14 +130,14 @@ def finish(connection: connect.Connection, asking: ReceiverQuestion, answer: Res
 
 
 def audit_fields(reply: Reply, endpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the audit entry's fields: the reply to a question, and the present permission."""
+    """Return the audit entry's fields: `state` and `reason` of the reply to a question, and the fields of `permission`."""
     return {"state": reply.state, "reason": reply.reason} | permission(endpoint)
 
 
 def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the origin and the requests a minute that an endpoint's receiver permits, from the endpoint's row.
+    """Return `permitted_origin` and `permitted_per_minute` (requests a minute) from the row of an endpoint.
 
-    Both are None without a permission. The requests are None if the receiver sets no limit.
+    Both are None without a permission. `permitted_per_minute` is None too if the receiver sets no limit.
     """
     return {name: endpoint[name] for name in ("permitted_origin", "permitted_per_minute")}
 
@@ -145,7 +145,8 @@ def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
 def open_question(connection: connect.Connection, endpoint_id: str, token_digest: bytes) -> dict[str, Any] | None:
     """Return the row of the question that an endpoint's receiver may answer at the callback URL whose token has this digest.
 
-    The receiver may have answered the question already. None: the answer would give no permission, for one of these reasons:
+    The row has `customer_id`, `url`, `origin`, and `is_answered`: True if the receiver has answered the question already. None:
+    the answer would give no permission, for one of these reasons:
 
     1. There is no such question, or the question has expired.
     2. The endpoint's URL was changed since the question, so the question went to another URL.

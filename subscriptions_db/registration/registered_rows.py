@@ -61,8 +61,12 @@ def lock(connection: connect.Connection, kind: RowKind, ids: list[str]) -> None:
 
 
 def revision(connection: connect.Connection) -> int:
-    """Return the registry's revision: the number of its newest committed change; 0 before the first change."""
-    row = connection.execute(query("revision")).fetchone()
+    """Return the registry's revision: the number of its newest committed change; 0 before the first change.
+
+    Raise RegistryUnavailable if Postgres cannot answer.
+    """
+    with connect.translated_errors():
+        row = connection.execute(query("revision")).fetchone()
     return 0 if row is None else int(row["revision"])
 
 

@@ -36,7 +36,7 @@ class Rotation:
     """The owner of the endpoint."""
 
     def audit_fields(self, overlap: dt.timedelta) -> dict[str, Any]:
-        """Return the audit entry's fields, without the secret."""
+        """Return the audit entry's fields, `scheme` and `overlap_s`, without the secret."""
         return {"scheme": self.key.scheme.value, "overlap_s": round(overlap.total_seconds())}
 
 
@@ -122,9 +122,9 @@ def _too_many(count: int, first_end: dt.datetime | None) -> str:
 
 
 def secret_document(endpoint_id: str, rotated: Rotation) -> dict[str, Any]:
-    """Return a rotation as a document for the customer.
+    """Return a rotation as a document for the customer: `endpoint`, `scheme`, `secret`, `public_key`, `others_end_at`.
 
-    For HMAC it has the secret, and null as the public key; for ed25519 the public key, and null as the secret.
+    `public_key` is None for HMAC, and `secret` is None for ed25519.
     """
     is_public = rotated.key.scheme is SignatureScheme.ED25519
     return {

@@ -85,9 +85,10 @@ def advance(
     records: int,
     handed_over: int,
 ) -> None:
-    """Store `reached` as the progress of its partition, and add `records` and `handed_over` to the counts of the replay.
+    """Store `reached.next_offset` for its partition, and add `records` and `handed_over` to the counts of the replay.
 
-    `is_lost`: Kafka no longer holds some of the requested events, so the replay is not whole.
+    `records` are the records read, and `handed_over` the deliveries enqueued. `is_lost`: Kafka no longer holds some of the
+    requested events, so the replay is not whole.
     """
     connection.execute(query("advance_replay_partition"), reached._asdict() | {"replay_id": replay.replay_id})
     count(connection, replay, is_lost=is_lost, records=records, handed_over=handed_over)

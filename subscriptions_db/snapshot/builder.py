@@ -51,7 +51,7 @@ Rows = Iterable[dict[str, Any]]
 
 
 def tenants(rows: Rows) -> Iterator[tuple[TenantId, TenantStatus]]:
-    """Yield each tenant with its status."""
+    """Yield each tenant with its status. Raise ValueError for an unknown status."""
     for row in rows:
         yield TenantId(sys.intern(row["tenant_id"])), TenantStatus(row["status"])
 
@@ -62,7 +62,7 @@ def endpoints(
     """Yield each endpoint with its secrets opened.
 
     For an unusable row, yield the endpoint with a `fault`, and with the fields for routing only. Such an endpoint is
-    quarantined: no lane sends to it. Raise ValueError if the row has an unknown status, mode or payload form.
+    quarantined: no lane sends to it. Raise ValueError if the row has an unknown status, delivery mode or payload form.
     """
     secrets: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in secret_rows:
@@ -85,7 +85,10 @@ def endpoints(
 
 
 def subscriptions(rows: Rows, scope_rows: Rows) -> Iterator[tuple[SubscriptionId, Subscription]]:
-    """Yield each subscription with its scope and filter. An unusable filter becomes None, with a `fault` beside it."""
+    """Yield each subscription with its scope and filter. An unusable filter becomes None, with a `fault` beside it.
+
+    Raise ValueError for an unknown status.
+    """
     scopes: collections.defaultdict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for row in scope_rows:
         scopes[row["subscription_id"]].append(row)
@@ -162,7 +165,7 @@ def _endpoint(row: dict[str, Any], secrets: list[EndpointSecret]) -> Endpoint:
 
 
 def _status(row: dict[str, Any]) -> EndpointStatus:
-    """Return an endpoint's status. An active endpoint whose receiver has not permitted deliveries counts as paused."""
+    """Return an endpoint's status. An active endpoint that waits for its receiver's permission counts as paused."""
     status = EndpointStatus(row["status"])
     return EndpointStatus.PAUSED if status is EndpointStatus.ACTIVE and row["awaits_permission"] else status
 

@@ -40,9 +40,9 @@ class PostgresReader:
         """Return the subscriptions that match an event type, and whose scope names the tenant or some of its sub-tenants.
 
         `tenant_id` None: return instead the subscriptions to all tenants, which a call with a tenant leaves out. The snapshot
-        also has the endpoints, and the tenant if it is registered. Waits for Postgres without a time limit: an event without a
-        look-up can neither be delivered nor skipped. If the task failed instead of waiting, Spark would repeat its deliveries,
-        and in the end stop the job.
+        also has the endpoints, and the tenant if it is registered. With a tenant, each scope contains only the part about this
+        tenant. Waits for Postgres without a time limit: an event without a look-up can neither be delivered nor skipped. If the
+        task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id)
         whose = "all tenants" if tenant_id is None else f"tenant {tenant_id}"

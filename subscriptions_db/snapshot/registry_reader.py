@@ -2,7 +2,8 @@
 
 Runs on the driver, in executors with look-ups, in the API, in `fanout archive` and in `fanout` commands. A read that opens a
 transaction sees one snapshot of Postgres (REPEATABLE READ, read only). The read raises RegistryUnavailable or RegistryOutdated
-if Postgres does not give the rows. A row that cannot be used is returned with its fault, and affects no other row.
+if Postgres does not give the rows. `revisions`, `changed_since` and `read_rows` run in the caller's transaction, and do not
+translate psycopg's errors. A row that cannot be used is returned with its fault, and affects no other row.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def revisions(connection: connect.Connection, since: int = 0, since_at: dt.datet
     """Return the newest revision in the log of changes, and whether the log has the revision `since`.
 
     With `since_at`, the log must have this time for the revision `since`. 0 is the revision of a registry without any change.
-    For 0, the log must have all changes from the first.
+    For 0, `since_at` is ignored, and the log must have all changes from the first.
     """
     asked = {"since": since, "since_at": since_at}
     [row] = connection.execute(query("current_revision"), asked).fetchall()

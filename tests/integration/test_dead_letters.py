@@ -264,8 +264,10 @@ def test_reconcile_finds_missing_and_surplus_deliveries(platform):
     assert "not everything adds up" in platform.run("reconcile", "--settle", "0s", code=1)
 
 
-def test_a_missing_result_topic_is_named(platform):
-    result = CliRunner(env={"FANOUT_DELIVERY_ATTEMPTS_TOPIC": "nobody-made-it"}).invoke(
+@pytest.mark.parametrize("topic", ["ATTEMPTS", "DEAD_LETTER", "REJECTED", "RETRIES"])
+def test_a_missing_result_topic_is_named(platform, topic):
+    """Regression: a topic that the login may not describe counted as empty, so healthy deliveries were reported as lost."""
+    result = CliRunner(env={f"FANOUT_DELIVERY_{topic}_TOPIC": "nobody-made-it"}).invoke(
         main.app, ["--config", str(platform._file), "reconcile"]
     )
     assert "topic nobody-made-it on" in str(result.exception)

@@ -75,7 +75,7 @@ class CompletedWork:
 def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[completed_work.Key]:
     """Return the keys of the deliveries, and of the leases of retry entries, that have ended by the results in Kafka.
 
-    The results are read from SLACK_MS before `work_log.since_ms` on.
+    Reading begins at the results that were written SLACK_MS before `work_log.since_ms`.
 
     Never raises. If a topic cannot be read, or not within `bounds.read_s` seconds, log a warning and return the keys found.
     """
@@ -126,12 +126,13 @@ def messages(
     is_patient: bool = False,
     bounds: ReadBounds = BOUNDS,
 ) -> Iterator[confluent_kafka.Message]:
-    """Yield the messages with a value that were written to a topic between `since_ms` and now, and messages with an error.
+    """Yield the messages with a value that were written to a topic at `since_ms` or later, and messages with an error.
 
-    `since_ms` is in milliseconds since the epoch. The caller decides what an error means. A topic that does not exist has no
-    messages. Raise KafkaException if Kafka does not answer the requests for partitions and offsets, refuses them, or refuses to
-    let this login read. Raise KafkaUnavailable if the topic is not read to its end by the time `until`, in monotonic seconds.
-    With `is_patient`, each poll with messages sets `until` to `bounds.read_s` seconds after that poll.
+    `since_ms` is in milliseconds since the epoch. Reading ends at the end of each partition. The caller decides what an error
+    means. A topic that does not exist has no messages. Raise KafkaException if Kafka does not answer the requests for
+    partitions and offsets, refuses them, or refuses to let this login read. Raise KafkaUnavailable if the topic is not read to
+    its end by the time `until`, in monotonic seconds. With `is_patient`, each poll with messages sets `until` to
+    `bounds.read_s` seconds after that poll.
     """
     from confluent_kafka import KafkaError, KafkaException, TopicPartition  # noqa: PLC0415
 

@@ -109,8 +109,8 @@ def whole(*patterns: str) -> str:
 def read_retries(spark: SparkSession, config: settings.Settings, *, executors: int = 1) -> DataFrame:
     """Return the stream of records on the retries topic, from its first record, and on the retry lane's wake-up topic.
 
-    A micro-batch has at most as many records as a micro-batch of events for this number of `executors`. Behind a large record
-    come padding records without a value, one for every full 4 KiB (retry_records.records). So the records have at most about
+    A micro-batch has at most about `source.max_events_per_batch` records for each of `executors`. Behind a large record come
+    padding records without a value, one for every full 4 KiB (retry_records.records). So the records have at most about
     4 KiB on average, and a micro-batch has at most about 80 MB by default. A task holds the share of one shard in memory, and
     64 MiB of Arrow (spark.sql.execution.arrow.maxBytesPerBatch). Each partition may add one record of up to 10 MiB.
     """

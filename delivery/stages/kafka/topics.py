@@ -89,7 +89,8 @@ def ensure(
 
     Existing topics stay as they are. `config` has options of the topic, such as `retention.ms`; None: the broker's defaults.
     Return when the new topics have leaders. Raise KafkaUnavailable if a broker refuses a request, or none answers within
-    `timeout_s` seconds. Also raise it if a new topic has no leader within LEADERS_WITHIN_S.
+    `timeout_s` seconds. Also raise it if a new topic has no leader within LEADERS_WITHIN_S. Raise SettingsError if librdkafka
+    refuses an option.
     """
     admin = kafka_clients.admin(kafka)
     try:
@@ -107,7 +108,8 @@ def ensure(
 def names(kafka: settings.KafkaSettings, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
     """Return the names of all topics that the login may describe.
 
-    Raise KafkaUnavailable if no broker answers within `timeout_s` seconds, or if a broker refuses the request.
+    Raise KafkaUnavailable if no broker answers within `timeout_s` seconds, or if a broker refuses the request. Raise
+    SettingsError if librdkafka refuses an option.
     """
     try:
         return frozenset(kafka_clients.admin(kafka).list_topics(timeout=timeout_s).topics)
@@ -121,7 +123,7 @@ def require_room(kafka: settings.KafkaSettings, name: str, *, timeout_s: float =
     Without this check, the first postponed batch of that size could not be written. Its micro-batch would never be committed,
     and its deliveries would be sent again and again. If the login may not read the topic's configuration, only log a warning.
     Raise KafkaUnavailable if no broker answers within `timeout_s` seconds, or if a broker refuses the request for another
-    reason.
+    reason. Also raise SettingsError if librdkafka refuses an option.
     """
     topic, option = ConfigResource(ConfigResource.Type.TOPIC, name), "max.message.bytes"
     admin = kafka_clients.admin(kafka)

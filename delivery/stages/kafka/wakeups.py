@@ -52,8 +52,8 @@ class Waker:
     """Send wake-ups to one lane, the batch or the retry lane: when something is due, and when the lane has been idle.
 
     `area` is the lane's settings area, and has the lane's name. The constructor creates the wake-up topic if it is missing. It
-    raises SettingsError if the topic matches `source.topic_pattern`, and KafkaUnavailable if Kafka does not answer or refuses a
-    request.
+    raises SettingsError if the topic matches `source.topic_pattern`, or if librdkafka refuses an option. It raises
+    KafkaUnavailable if Kafka does not answer or refuses a request.
     """
 
     def __init__(self, config: settings.Settings, lane: str, area: lane_areas.LaneArea, stop: threading.Event) -> None:

@@ -50,8 +50,10 @@ class LaneContext:
     def record(self, report: telemetry.WorkerReport) -> None:
         """Apply a report of the workers. Called after each micro-batch; by the real-time lane ten times a second.
 
-        The report may show that our network is broken, that endpoints must be suppressed, or that endpoints must be disabled.
-        While our network is broken, unresponsive endpoints are not suppressed.
+        1. Our network is broken, or works again: pause or resume all lanes.
+        2. A worker's clock differs from the driver's: log a warning, if none was logged recently.
+        3. Endpoints are unresponsive, and our network is not broken: suppress them.
+        4. Endpoints are gone: request to disable them.
         """
         self.network.record(report.counters.reach)
         self.clocks.record(report.counters.clock_ahead_s)

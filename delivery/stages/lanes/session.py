@@ -146,6 +146,9 @@ def start(config: settings.SparkSettings, libraries: Libraries, besides: Mapping
 
     `besides` holds further settings of Spark. The operator's entries in `spark.conf` override `besides` and ALWAYS. The jars of
     `libraries` follow those of an entry `spark.jars`. Raise SettingsError if this machine has no address for Spark.
+
+    Also set PYSPARK_PYTHON, SPARK_LAUNCHER_OPTS and, if needed, Spark's address in the environment of this process. Variables
+    that are set already keep their values.
     """
     archive = libraries.class_archive
     conf = {
@@ -182,10 +185,10 @@ def start(config: settings.SparkSettings, libraries: Libraries, besides: Mapping
 def running(
     config: settings.SparkSettings, libraries: Libraries, besides: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Start Spark's JVM and a session by the settings, and end both with the context.
+    """Start Spark's JVM and a session by the settings, and end the session with the context.
 
-    `besides` holds further settings of Spark. Raise SettingsError if this machine has no address for Spark. Raise LaneFailed if
-    a call inside the context failed because the JVM had ended.
+    The JVM ends with this process. `besides` holds further settings of Spark. Raise SettingsError if this machine has no
+    address for Spark. Raise LaneFailed if a call inside the context failed because the JVM had ended.
     """
     spark = start(config, libraries, besides)
     try:
@@ -200,7 +203,7 @@ def running(
 
 
 def _end(spark: SparkSession) -> None:
-    """End the session, if it still runs.
+    """End the session. If that fails, because the JVM has ended, only log a warning.
 
     Spark's own log is off meanwhile: threads of its state store that still run find no SparkEnv, and would log a traceback.
     """

@@ -32,7 +32,10 @@ MOST_RESTARTS = 3
 
 
 class StatefulLane(abc.ABC):
-    """Base class of the batch lane and the retry lane: state, wake-ups, and restarts after lost executors."""
+    """Base class of the batch lane and the retry lane: state, wake-ups, and restarts after lost executors.
+
+    The constructor raises the errors of wakeups.Waker and of shards.require_kept.
+    """
 
     NAME: ClassVar[str]
     """Name of the lane, and of its settings area."""

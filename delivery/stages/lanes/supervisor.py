@@ -47,8 +47,9 @@ class RunnableLane(Protocol):
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        Raise LaneFailed if the lane's query ended and a restart of the query would not help, or if the lane's micro-batch runs
-        on for too long after a stop.
+        Raise LaneFailed in three cases. (1) The checkpoint is damaged. (2) The lane's query ended, and a restart of the query
+        would not help. (3) The lane's micro-batch runs on for too long after a stop. Raise SettingsError if the lane cannot run
+        with these settings.
         """
 
 
@@ -72,7 +73,8 @@ def build(
 ) -> dict[str, RunnableLane]:
     """Build those of the direct, batch and retry lanes that have an entry in `acquire`; return them by name.
 
-    First move the positions of paused topics back into the offset logs of these lanes.
+    First move the positions of paused topics back into the offset logs of these lanes. Raise LaneFailed if a checkpoint is
+    damaged, and the errors of StatefulLane's constructor.
     """
     paused_topics.restore(spark, config.spark.checkpoint, acquire)
     built: dict[str, RunnableLane] = {}

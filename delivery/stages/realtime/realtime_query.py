@@ -157,7 +157,7 @@ class RealtimeLane:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
         Raise SettingsError if `realtime.port` cannot be opened, the registry can never be read, or without `once` if Spark has
-        too few slots. Raise LaneFailed if a restart does not help, or after MOST_RESTARTS restarts without a handled record.
+        too few slots at the start. Raise LaneFailed if a restart does not help, or if MOST_RESTARTS restarts handled no record.
         """
         if not once:  # with `once`, micro-batches need no slot for each partition
             self._topics.find(is_first=True)
@@ -357,7 +357,7 @@ class RealtimeLane:
             context.setLogLevel(session.LOG_LEVEL)
 
     def _stop_tasks(self, query: _Query) -> None:
-        """Wait until the tasks have ended their deliveries, at most `delivery.stop_within_s` + STOPS_WITHIN_S seconds."""
+        """Stop the tasks. Wait for their deliveries to end, at most `delivery.stop_within_s` + STOPS_WITHIN_S seconds."""
         query.server.stop_tasks()
         deadline = time.monotonic() + self._config.delivery.stop_within_s + STOPS_WITHIN_S
         while query.streaming_query.isActive and query.server.running_tasks and time.monotonic() < deadline:

@@ -68,10 +68,11 @@ class RealtimeTask:
     """A running task of the real-time lane, with its writer's and its reporter's thread.
 
     Created in the task's thread. The constructor exchanges the first report and update with the driver, before the task reads
-    any record. `link` is the connection to the driver, and `number` the task's number in its stage. `ended` has the deliveries
-    that had ended before this query started. The task does not start them again. A stopped task first waits up to
-    `stop_within_s` seconds for its background attempts. After that the task waits for the end of its query, because other tasks
-    may still wait for their attempts: up to another `stop_within_s` + `stopped_s` seconds.
+    any record. The constructor raises ChannelBroken if the driver is gone or silent. `link` is the connection to the driver,
+    and `number` the task's number in its stage. `ended` has the deliveries that had ended before this query started. The task
+    does not start them again. A stopped task first waits up to `stop_within_s` seconds for its background attempts. After that
+    the task waits for the end of its query, because other tasks may still wait for their attempts: up to another
+    `stop_within_s` + `stopped_s` seconds.
     """
 
     def __init__(

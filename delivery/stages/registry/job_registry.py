@@ -69,4 +69,7 @@ class JobRegistry(Protocol):
         """Return a supply with which the executors read the registry. Raise SettingsError if there is no valid key ring."""
 
     def disabling(self, stop: threading.Event) -> AbstractContextManager[Disable]:
-        """Return a context with the function that requests to disable endpoints. The end of the context sets `stop`."""
+        """Return a context with the function that requests to disable endpoints.
+
+        The end of the context sets `stop`, and waits at most 10 s until the last requests are written.
+        """

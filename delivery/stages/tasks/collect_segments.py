@@ -44,9 +44,10 @@ def route(
 ) -> DataFrame:
     """Return rows of SCHEMA for the shards: segments with the events in `records` that are due to endpoints in batch mode.
 
-    Each task also yields one row without key and value for each shard. If the batches of an endpoint wait at most
-    `immediate_flush_s` seconds, its events leave in the same micro-batch. `rejects` False: the direct lane of the same job
-    reports rejected records, so the tasks report only those with a reason in `intake.LANE_SPECIFIC`.
+    At most `parallelism` tasks read `records`. Each task also yields one row without key and value for each shard in
+    `shard_keys`. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` leave in the same micro-batch.
+    `rejects` False: the direct lane of the same job reports rejected records. The tasks then report only those with a reason
+    in `intake.LANE_SPECIFIC`.
     """
     partition = RoutePartition(
         tools=tools, source=source, shard_keys=shard_keys, immediate_flush_s=immediate_flush_s, rejects=rejects

@@ -23,7 +23,7 @@ def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: floa
     Spark assigns its worker processes round robin. A task slot has at most two processes: one that decides on shards, and one
     that delivers. So there are more processes than slots, and the processes wait in turns. A first round, without waiting, asks
     every process to start no more attempts. Without the first round, some processes would start attempts while the job waits
-    for other processes.
+    for other processes. Raise the errors of `task_context.run`.
     """
     processes = 2 * spark.sparkContext.defaultParallelism
     nothing = spark.range(0, processes, 1, processes).where("id < 0")

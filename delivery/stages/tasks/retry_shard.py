@@ -47,9 +47,10 @@ def take_leases(
     """Return the leases to deliver now, in rows that `shard_state.items_of` reads.
 
     `records` come from the retries topic, which `topic` names: postponed deliveries, reports of leases, and other messages for
-    the shards. Each record goes to the shard of its endpoint. The shard then decides by `policy`. No entry leaves early. The
-    tasks add to `pending` the backlog of each shard: the entries that still wait. The backlog's due time is `look_ahead_ms`
-    late, because the driver wakes the lane that much earlier.
+    the shards. At most `parallelism` tasks read `records`. Each record goes to the shard of its endpoint, whose key is one of
+    `shard_keys`. The shard then decides by `policy`. No entry leaves early. The tasks add to `pending` the backlog of each
+    shard: the entries that still wait. The backlog's due time is `look_ahead_ms` late, because the driver wakes the lane that
+    much earlier.
     """
     spread = (
         records.select(*COLUMNS)
@@ -67,9 +68,9 @@ class SpreadPartition:
 
     The rows have the columns of `collect_segments.SCHEMA`. A record's key is the id of its endpoint, and the endpoint
     determines the row's shard. A record without a value is padding (delivery.webhooks.retries.retry_records), and yields no
-    row. Before these rows, one row without key and value goes to each shard, so that the shard checks its due times. If a
-    record was read, one more row without key goes to each shard after these rows. Its value is a time. Of each Kafka partition
-    that was read, the timestamp of the last record counts. The value is the earliest of these timestamps.
+    row. Before these rows, one row without key and value goes to each shard, so that the shard checks its due times. After
+    these rows, one more row without key goes to each shard, unless the task has read no record. The value of this row is a
+    time in ms since the epoch: the earliest timestamp among the last records of the partitions that the task has read.
     """
 
     tools: task_context.Tools
@@ -152,9 +153,9 @@ class RetryDecision:
 def behind_ms(arrived: Iterable[shard_state.Arrived], now_ms: int) -> int:
     """Return by how many ms at most the lane is behind in the retries topic; 0: it is not behind.
 
-    It is the time from the last record that was read of a partition to `now_ms`, the start of the micro-batch. The partition
-    with the longest time counts, because any partition may have a report or a completion. A micro-batch reads every partition
-    with unread records. So a partition without a record in the micro-batch is not behind.
+    A partition is behind by the time from its last record in this micro-batch to `now_ms`, the start of the micro-batch. The
+    largest value of all partitions counts, because any partition may have a report or a completion. A micro-batch reads every
+    partition with unread records. So a partition without a record in the micro-batch is not behind.
     """
     read_until = (_time.unpack(row.value)[0] for row in arrived if not row.key)
     return max(0, now_ms - min(read_until, default=now_ms))

@@ -72,7 +72,8 @@ class Decide(Protocol):
     def __call__(self, index: bytes | None, arrived: list[Arrived], read: Callable[[int], bytes], now_ms: int) -> Decided:
         """Decide on a shard by its index, the values that arrived for the shard, and the time of the micro-batch.
 
-        `read` returns a segment of the shard by its number. `index` None: the shard is new.
+        `read` returns a segment of the shard by its number. `index` None: the shard is new. Raise StateUnreadable if this
+        version cannot read the index or a segment, and LookupError if `read` finds no segment.
         """
 
 

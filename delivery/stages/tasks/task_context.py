@@ -78,7 +78,7 @@ class Tools:
 
         Called in the worker, on a thread beside its tasks. `revision` is the revision of the worker's newest registry. The
         shards are notified only after Kafka has confirmed the results. In the other order a shard could remove an entry whose
-        result is never written.
+        result is never written. Raise KafkaUnavailable if a row could not be written.
         """
         writing = self.sink()
         _write(writing, results, self.plan.topics, revision, shared_worker(self.plan).now_s())

@@ -129,7 +129,8 @@ class Dispatcher(Generic[Sent]):
     async def wait_for_unsettled(self, unsettled: int) -> None:
         """Wait until at most `unsettled` deliveries are without an outcome. The caller must not call `submit` meanwhile.
 
-        When no queue is ready, each waiting delivery waits for its own endpoint. It is deferred after `Limits.queue_timeout_s`.
+        When no queue is ready, each waiting delivery waits for its own endpoint. Deliveries that wait longer than
+        `Limits.queue_timeout_s` are deferred.
         """
         self._enter(timeouts.Phase.WAITING)
         await self._wait_for_unsettled(unsettled)

@@ -48,7 +48,8 @@ class RunnerPool:
             runner.add_done_callback(self._runner_ended)
 
     def detach(self, runner: asyncio.Task[None]) -> None:
-        """Remove a runner whose attempt moves to the background: `cancel` leaves it alone, and `start` may replace it."""
+        """Remove a runner whose attempt moves to the background: `start` may replace it, and its failure is not the pool's."""
+        runner.remove_done_callback(self._runner_ended)
         self._runners.discard(runner)
 
     def cancel(self) -> None:

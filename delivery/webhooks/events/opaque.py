@@ -125,7 +125,7 @@ def base64_bytes(payload: bytes) -> int:
 def as_bytes(data: bytes, opaque: Opaque | None) -> bytes:
     """Convert the JSON of `Event.data` to the bytes of the payload. `opaque` None: the payload is JSON, and stays unchanged.
 
-    For an event without a payload, the bytes are NULL.
+    For an event without a payload, the bytes are NULL. Raise ValueError if base64 or a JSON string in `data` is invalid.
     """
     if opaque is None or opaque.form is PayloadForm.NONE:
         return data

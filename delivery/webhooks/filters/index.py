@@ -11,8 +11,9 @@ the document, and is one of
 * a range of numbers, for `numeric`;
 * the presence of any value, for `anything-but`, `cidr`, `{"exists": true}` and `{"wildcard": "*x*"}`.
 
-A pattern with several fields is kept under the keys of one field: the field whose keys have the fewest other filters. Each
-branch of `$or` has its own keys. A filter that can match by missing fields alone has no key, and is always a candidate.
+A pattern with several fields is kept under the keys of one field: the field whose keys have the fewest other filters. `$or`
+counts as one field, with the keys of all its branches. A filter that can match by missing fields alone has no key, and is
+always a candidate.
 
 The index only prunes. If a filter has keys, a document that fulfils none of these keys cannot match the filter. For a
 candidate, the compiled filter decides. The keys of a filter are its access predicate, as in "Filtering Algorithms and
@@ -190,7 +191,7 @@ def _keys(conditions: _Conditions) -> Iterator[_Key]:
 def _weight_function(keys: Iterable[_Key]) -> Callable[[_Key], float]:
     """Return a function from a key to its weight: how often the key occurs in `keys`, the keys of all filters.
 
-    A document's number is assumed to be in half of the ranges at its path. So the weight of a range is half of their number.
+    The weight of a range is half the number of ranges at its path, as if a document's number were in half of these ranges.
     """
     uses: Counter[_Key | Path] = Counter(key.path if isinstance(key, _InRange) else key for key in keys)
     return lambda key: uses[key.path] / 2 if isinstance(key, _InRange) else uses[key]

@@ -30,7 +30,7 @@ class Range(NamedTuple):
 
 
 class Ranges(Generic[Item]):
-    """Find the items whose range contains a number. `items` are pairs of a range and any object. Immutable."""
+    """Find the items whose range contains a number. Made from pairs of a range and an item (any object). Immutable."""
 
     __slots__ = ("_at_node", "_bounds", "_slots")
 

@@ -51,7 +51,7 @@ def as_in_events(number: float) -> float:
     """Return a number of a filter as the parser of events returns it.
 
     An integer of up to 64 bits, with or without a sign, stays an integer. Any other number is a double. The parser rejects an
-    event with a number that is larger than every double. A filter may have such a number as a bound, which becomes infinite.
+    event with a number that is larger than every double. In a filter, such a number becomes infinite.
     """
     if -(2**63) <= number < 2**64:
         return number
@@ -67,7 +67,7 @@ def comparison(rule: Mapping[str, Any], path: str) -> Tests:
     `path` is the rule's place in the pattern. Raise FilterError for any other object, and for an invalid operand.
     """
     if len(rule) != 1:
-        raise errors.FilterError(path, f"has {len(rule)} operators: write one, and alternatives as objects of their own")
+        raise errors.FilterError(path, f"has {len(rule)} operators: write one per object, and one object per alternative")
     ((name, operand),) = rule.items()
     path = f"{path}.{name}"
     if name in _AFFIXES and isinstance(operand, dict):
@@ -125,7 +125,7 @@ def _ignoring_case(build: Callable[[str], Test]) -> Callable[[str], Test]:
 
 
 def _fits(wildcard: str) -> Test:
-    """Return the test of a wildcard.
+    """Return the test of a wildcard; raise FilterError as `pieces` does.
 
     The test finds the texts between the asterisks from left to right, each at its first place. No backtracking is needed.
     """
@@ -161,7 +161,7 @@ def pieces(wildcard: str) -> list[str]:
             continue
         literal = next(characters, "") if character == "\\" else character
         if character == "\\" and literal not in ("*", "\\"):
-            raise errors.FilterError("", r"a backslash stands before * or \ only; write \\ for a backslash")
+            raise errors.FilterError("", r"a backslash may stand only before * or \; write \\ for a backslash")
         pieces[-1] += literal
     if "" in pieces[1:-1]:
         raise errors.FilterError("", "asterisks stand side by side: write one asterisk, which means the same")
@@ -188,7 +188,7 @@ def _in_network(text: str) -> Test:
 
 
 def _numeric(operand: Any, path: str) -> Test:
-    """Return the test of a number by one comparison, or by a lower and an upper bound."""
+    """Return the test of a number by one comparison, or by a lower and an upper bound; raise FilterError for other operands."""
     if not isinstance(operand, list) or len(operand) not in (2, 4):
         raise errors.FilterError(path, 'must be a comparison, ["<", 10], or a range, [">", 0, "<=", 5]')
     symbols, bounds = operand[::2], operand[1::2]
@@ -217,7 +217,10 @@ def _exists(operand: Any, path: str) -> Tests:
 
 
 def _anything_but(operand: Any, path: str) -> Tests:
-    """Return tests that accept each scalar that is not excluded, null included. Objects and missing fields are not accepted."""
+    """Return tests that accept null, and each string, number and boolean that `operand` does not exclude.
+
+    Objects and missing fields are not accepted. Raise FilterError for an invalid `operand`.
+    """
     if isinstance(operand, dict):
         excluded: Tests = {str: _excluded_texts(operand, path)}
     else:

@@ -25,16 +25,17 @@ MAX_SCALE = 1000
 """Most digits behind the point of a decimal. A schema with more is refused: the JSON of a decimal has as many characters as
 digits."""
 _VALUE = "value"
-_WRAPPER = "fanout.Wrapper"
+_WRAPPER = "fanout_Wrapper"
 """Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. Without
-the record, fastavro would parse the schema again for each value, and would then not know the types of references."""
+the record, fastavro would parse the schema again for each value, and would then not know the types of references. The name has
+no namespace, because the schema would get it, and its references would not."""
 
 
 def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
     """Return a function that takes a body in Avro and returns JSON, by the schema `text` (JSON).
 
     `references` are the schemas that `text` needs, in such an order that no schema needs a later one. Raise ValueError with the
-    reason if the schema cannot be used. The returned function raises EventRejected for a body that does not fit the schema.
+    reason if the schema cannot be used. The returned function raises EventRejected for a body that it cannot convert.
     """
     import fastavro  # noqa: PLC0415  # only jobs with a schema registry need it
     from fastavro import _read_py  # noqa: PLC0415
@@ -64,8 +65,8 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
         if stream.tell() != len(body):
             raise errors.EventRejected(
                 "undecodable",
-                f"by its Avro schema the value ends after {stream.tell()} bytes, but it has {len(body)}: use an Avro "
-                "serializer of the schema registry",
+                f"by its Avro schema the value ends after {stream.tell()} of the {len(body)} bytes behind the frame: use an "
+                "Avro serializer of the schema registry",
             )
         return written
 
@@ -82,7 +83,7 @@ def _plain(value: Any) -> str:
 
 
 class _Examined:
-    """Find out whether a parsed schema is recursive, and refuse schemas whose values could harm a worker.
+    """Find out whether a parsed schema is recursive, and refuse schemas whose values could harm a worker. Used once.
 
     `named` has the definition of each named type.
     """

@@ -90,7 +90,7 @@ class Decoder:
 
         Raise EventRejected if the record is not an event; the reasons are those of `parsing.parse`, bad_frame and
         unknown_schema. Raise BatchFound as `parsing.parse` does. Raise SchemaRegistryUnavailable if the schema cannot be read
-        now: the record must wait.
+        now: the record must wait. A missing schema is remembered for UNKNOWN_S, an outage for AWAY_S.
         """
         value = record.value
         if not value or not self._reads_topic(record.topic):

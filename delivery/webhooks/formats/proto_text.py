@@ -36,9 +36,10 @@ _BRACKETS = {"{": "}", "[": "]", "(": ")"}
 
 
 def descriptor_of(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """Return the descriptor of a `.proto` file, without a file name.
+    """Return the descriptor of a `.proto` file. Its `name` is empty.
 
-    Raise ValueError if the text cannot be parsed as proto2 or proto3, or has a group.
+    Raise ValueError if the text cannot be parsed as proto2 or proto3, or has a group. Raise RecursionError if messages are
+    nested too deeply.
     """
     return _Parser(_tokens(text)).file()
 
@@ -93,7 +94,7 @@ class _Parser:
                 file.public_dependency.append(len(file.dependency))
             file.dependency.append(self._string())
         else:
-            raise ValueError(f"the .proto file has {word[:40]!a} at its top: only proto2 and proto3 are read")
+            raise ValueError(f"the .proto file has {word[:40]!a} at its top level: only proto2 and proto3 are read")
         self._expect(";")
 
     def _message(self, message: Any) -> None:
@@ -184,7 +185,7 @@ class _Parser:
                 self._expect(";")
 
     def _is_declaration(self) -> bool:
-        """Return True if a name and a brace follow. Otherwise the word before them is the type of a field."""
+        """Return True if a name and a brace follow. Otherwise the word that was read last is the type of a field."""
         return self._peek(1) == "{"
 
     def _skip_block(self) -> None:

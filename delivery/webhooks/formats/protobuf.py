@@ -41,7 +41,7 @@ def compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byte
 
     The schema is a FileDescriptorProto in base64, or the text of a `.proto` file. `references` has imported files in either
     form, by the names with which files import them. Raise ValueError with the reason if the schema cannot be used. The returned
-    function raises EventRejected for a body that does not fit the schema.
+    function raises EventRejected for a body that it cannot convert.
     """
     try:
         return _compiled(text, references)
@@ -116,7 +116,7 @@ def _add(pool: Any, file: Any, known: Mapping[str, Any], added: set[str]) -> Non
     for name in file.dependency:
         if name not in known:
             raise ValueError(
-                f"it imports {name}, and the schema registry has no reference of this name: register the schema with it"
+                f"it imports {name}, and the schema registry has no reference of this name: register the schema with one"
             )
         if name not in added:
             _add(pool, known[name], known, added)
@@ -126,7 +126,8 @@ def _add(pool: Any, file: Any, known: Mapping[str, Any], added: set[str]) -> Non
 def _full_name(file: Any, indexes: tuple[int, ...]) -> str:
     """Return the full name of a message of `file`; raise EventRejected if there is none at `indexes`.
 
-    The first of `indexes` counts among the file's messages. Each later one counts among the messages nested in the one before.
+    The first of `indexes` is a place among the file's messages. Each later one is a place among the messages that are nested in
+    the message before.
     """
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:

@@ -53,7 +53,7 @@ class RegistryClient:
     def schema(self, schema_id: int) -> schemas.Schema | None:
         """Return a schema with all schemas that decoding needs. None: the schema registry lacks one of these schemas.
 
-        Without a usable answer, ask again. Raise SchemaRegistryUnavailable if a request fails after `Access.wait_s` seconds.
+        Repeat a read without a usable answer, until `Access.wait_s` seconds have passed. Then raise SchemaRegistryUnavailable.
         """
         return self._patiently.copy()(self._schema, schema_id)
 
@@ -123,9 +123,9 @@ class RegistryClient:
 
 
 def _serialized(client: Any, schema_id: int) -> Any:
-    """Return a Protobuf schema in the format SERIALIZED. None: the schema registry refuses, with a status from 400 to 499.
+    """Return a Protobuf schema in the format SERIALIZED. None: the schema registry refuses the format.
 
-    The statuses 401, 403 and 429 say nothing about the format. After these and all other statuses, the client's
+    The statuses 400 to 499 refuse the format, except 401, 403 and 429. After any other status, the client's
     SchemaRegistryError is raised.
     """
     from confluent_kafka.schema_registry import error  # noqa: PLC0415  # as in `_schema`

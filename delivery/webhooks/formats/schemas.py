@@ -61,7 +61,7 @@ def media_type(schema_type: str) -> str:
 def compiled(schema_id: int, schema: Schema) -> Decode:
     """Return a function that takes a body and returns JSON. `schema_id` is the schema's id in the schema registry.
 
-    If the schema cannot be used, the returned function raises EventRejected for each body.
+    The returned function raises EventRejected for a body that it cannot convert: for every body if the schema cannot be used.
     """
     try:
         if len(schema.references) > MAX_REFERENCES:

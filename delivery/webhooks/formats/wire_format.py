@@ -83,4 +83,4 @@ def _varint(body: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:  # noqa: PLR2004  # the last byte of a varint
             return value >> 1 ^ -(value & 1), position
         shift += 7
-    raise errors.EventRejected("bad_frame", f"the frame's message indexes are cut, or no varints: {_CURE}")
+    raise errors.EventRejected("bad_frame", f"the value's message indexes are truncated, or are no varints: {_CURE}")

@@ -41,7 +41,8 @@ class Deadlines:
     """Expire exchanges at their deadlines. One timer serves all exchanges: a timer each would be a tenth of a request's cost.
 
     Created inside the event loop that uses it. `endpoint_time` returns the time by the endpoint clock, in seconds. In a worker
-    this clock slows down while the process waits for its own machine.
+    this clock slows down while the process waits for its own machine. `max_extension_s` is the most seconds that such waits add
+    to a timeout.
     """
 
     def __init__(self, endpoint_time: Callable[[], float], max_extension_s: float = MAX_EXTENSION_S) -> None:

@@ -98,8 +98,8 @@ class BatchLane:
     async def _parts(self, batch: segment.Batch) -> tuple[Endpoint | None, dict[SkipReason | None, Sequence[int]]]:
         """Return the batch's endpoint, and the places of the batch's events by the reason to skip them.
 
-        Endpoint None: the registry lacks it. Places under None: the events to send. No event is skipped by a cached answer. A
-        cached answer may lack a newer change, such as the subscription by which the event is due.
+        Endpoint None: the registry lacks it. Places under None: the events to send. Before an event is skipped, the rows are
+        read again: a cached answer may lack a newer change, such as the subscription by which the event is due.
         """
         tenants = revalidation.tenant_ids(batch.packed)
         for read_again in (False, True):

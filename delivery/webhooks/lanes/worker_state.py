@@ -135,7 +135,10 @@ class WorkerState:
         return registry
 
     def set_workers(self, workers: int) -> None:
-        """Divide the limits of hosts and endpoints by `workers`, the number of worker processes, from now on."""
+        """Divide the limits of hosts and endpoints by `workers`, the number of worker processes, from now on.
+
+        Lanes and leases that exist keep their limits of endpoints.
+        """
         limits = dataclasses.replace(self.lanes.limits, workers=workers)
         self.lanes.limits = limits
         self.memory.hosts.set_bounds(limits)

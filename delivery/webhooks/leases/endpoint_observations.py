@@ -33,9 +33,9 @@ class EndpointObservations:
 
         1. The endpoint responded with an HTTP status: it is reachable, whatever failed before or fails later. After 410 Gone it
            is also gone.
-        2. The endpoint has become unreachable: the attempt failed with one of `outage_detection.UNREACHABLE_CLASSES`. The lease
-           is no probe, and the entry did not wait because of such a failure. Endpoints that were unreachable before do not
-           count: ten dead endpoints could look like an outage of our own network, and pause all lanes.
+        2. The attempt failed with one of `outage_detection.UNREACHABLE_CLASSES`: the endpoint has become unreachable. A probe
+           does not count, nor an entry that waited because of such a failure: their endpoint was unreachable before. Ten dead
+           endpoints could look like an outage of our own network, and pause all lanes.
         3. Any other attempt shows nothing.
         """
         endpoint_id, error_class = endpoint.endpoint_id, attempt.error_class

@@ -58,7 +58,8 @@ class EndpointSlots:
     """Keep, for each endpoint of a worker, the limits that its leases share.
 
     `bounds` has the worker's limits. `paces` has the token buckets of endpoints with a rate limit. `known_hosts` has the hosts
-    to which the worker sends, with their limits and requests in flight. The worker's other lanes use both too.
+    to which the worker sends, with their limits and requests in flight. The worker's other lanes use `paces` and `known_hosts`
+    too.
     """
 
     def __init__(self, bounds: limits.Limits, paces: limits.Paces, known_hosts: host_limits.Hosts) -> None:

@@ -69,7 +69,10 @@ class LeaseReport:
     def requeue(
         self, place: int, next_attempt: NextAttempt, reason: str | None = None, attempts: tuple[Attempt, ...] = ()
     ) -> None:
-        """Add the entry at `place` to the entries that wait again. `reason` None: for the same reason as before the lease."""
+        """Add the entry at `place` to the entries that wait again. `reason` None: for the same reason as before the lease.
+
+        `attempts` are the attempts of this lease, which the report keeps with shortened responses.
+        """
         kept = tuple(map(retry_messages.shortened, attempts))
         self._requeued.append(retry_messages.Requeue(place, next_attempt, reason or self._lease.entries[place].reason, kept))
 

@@ -1,6 +1,6 @@
 """Decide what happens to each entry of a lease before the entry's attempt, and after it.
 
-Pure: the registry's destination, the completed-work log, the attempt, `now_ms` and the random numbers are passed in.
+Pure: the registry's rows, the completed-work log, the attempt, `now_ms` and the random numbers are passed in.
 
     triage ─┬─► ToRequeue: endpoint paused, disabled or quarantined, or registry behind
             ├─► WasDelivered: accepted before the micro-batch was interrupted

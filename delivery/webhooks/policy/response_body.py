@@ -65,7 +65,7 @@ def _known_places(lower: str, secrets: Iterable[str], max_bytes: int) -> Iterato
     """Yield the places of `secrets` in `lower`, a text in lower case, each as start and end.
 
     A place begins with the first _HEAD_CHARS characters of a secret, and ends where the text differs from the secret. Secrets
-    shorter than MIN_SECRET_CHARS are left out.
+    shorter than MIN_SECRET_CHARS are left out. Of a longer secret, the first `max_bytes` + _AHEAD_BYTES characters count.
     """
     for secret in secrets:
         if len(secret) < MIN_SECRET_CHARS:

@@ -70,7 +70,7 @@ def key_of_lease(endpoint_id: str, number: int, entries: int) -> Key:
 
 
 def key_of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key:
-    """Return the key of the delivery of a packed event in a batch.
+    """Return the key of the delivery of a packed event, alone or in a batch.
 
     A batch has no key of its own: a micro-batch that runs again may combine other events into a batch.
     """

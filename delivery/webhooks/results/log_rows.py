@@ -27,9 +27,9 @@ _UNATTEMPTED_BATCH: Mapping[OutcomeKind, Callable[..., Entry]] = {
 
 
 def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
-    """Yield the entries of the attempts topic for a delivery: one for each attempt in this lane or lease.
+    """Yield the entries of the attempts topic for a delivery: one for each of `outcome.attempts`.
 
-    Without an attempt, yield one entry with the reason of the outcome.
+    If there are none, yield one entry with `outcome.reason`. Attempts in `outcome.earlier` have their entries already.
     """
     delivery = outcome.delivery
     event, record = delivery.event, delivery.event.record
@@ -74,9 +74,9 @@ def entries_of(outcome: Outcome[Delivery]) -> Iterator[Entry]:
 
 
 def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
-    """Yield the entries of the attempts topic for a batch: one for each attempt in this lane or lease.
+    """Yield the entries of the attempts topic for a batch: one for each of `batch.outcome.attempts`.
 
-    Without an attempt, yield one entry with the reason of the outcome.
+    If there are none, yield one entry with `reason` of the outcome. Attempts in `earlier` have their entries already.
     """
     outcome, delivery = batch.outcome, batch.outcome.delivery
     offsets, rejected = _offsets(delivery, range(len(delivery.events))), _offsets(delivery, sorted(batch.rejected))
@@ -116,7 +116,7 @@ def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
 
 
 def offset_receipt(receipt: Receipt) -> OffsetReceipt:
-    """Return the record of the attempts topic for an offset receipt of the intake."""
+    """Return an offset receipt (a run of offsets that a lane has handled) as a record of the attempts topic."""
     return OffsetReceipt(
         lane=receipt.lane.value,
         topic=receipt.topic,

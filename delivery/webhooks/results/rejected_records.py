@@ -49,5 +49,5 @@ def encode(record: RejectedRecord) -> bytes:
 
 
 def decode(written: bytes) -> RejectedRecord:
-    """Return a record of the topic. Raise msgspec.DecodeError if the job cannot have written it."""
+    """Return the record that `encode` wrote. Raise msgspec.DecodeError if the bytes are no such record."""
     return _records.decode(written)

@@ -69,7 +69,7 @@ def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Result
 
 
 def background_results(ended: Iterable[background_attempts.BackgroundResult]) -> Results:
-    """Return the results of completed background attempts, without the request bodies. Of the totals only `gone` is set."""
+    """Return the results of completed background attempts, without the request bodies. `gone` is set, and no other total."""
     results, gone = Results(), set()
     for _, outcome in ended:
         if isinstance(outcome.delivery, BatchDelivery):

@@ -65,8 +65,8 @@ class TopicRow(NamedTuple):
 def rows(results: Results, topics: Topics) -> Iterator[TopicRow]:
     """Yield the Kafka records of `results` for the attempts, dead-letter and rejected topics.
 
-    The caller writes them before Spark commits the offsets of the records that were read. Log entries of one endpoint share a
-    record, up to MAX_ROW_BYTES, if they have one customer and one delivery mode.
+    The caller writes these Kafka records before Spark commits the offsets of the records that were read. Log entries of one
+    endpoint share a record, up to MAX_ROW_BYTES, if they have one customer and one delivery mode.
     """
     for (endpoint_id, customer_id, mode), entries in _log(results).items():
         for chunk in chunking.chunks(entries, len, MAX_ROW_BYTES):
@@ -104,18 +104,17 @@ def deferral_rows(
     MAX_POSTPONED_BYTES, in the order in which they were postponed. `revision` is the newest revision of the registry that may
     have made the deliveries due. NO_REVISION: unknown.
     """
-    entries: dict[EndpointId, tuple[CustomerId, list[retry_messages.RetryEntry]]] = {}
+    entries = collections.defaultdict[_Owned, list[retry_messages.RetryEntry]](list)
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.POSTPONED:
-            to = outcome.delivery.endpoint
             entry = retry_messages.delivery_entry(outcome, now_ms=now_ms, revision=revision)
-            entries.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(entry)
+            entries[_owned(outcome.delivery.endpoint)].append(entry)
     for batch, _ in results.batches:
         if batch.kind is OutcomeKind.POSTPONED:
-            to, packed = batch.delivery.endpoint, list(map(segment.packed, batch.delivery.events))
+            packed = list(map(segment.packed, batch.delivery.events))
             entry = retry_messages.batch_entry(batch, packed, now_ms=now_ms, revision=revision)
-            entries.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(entry)
-    for endpoint_id, (customer_id, of_endpoint) in entries.items():
+            entries[_owned(batch.delivery.endpoint)].append(entry)
+    for (endpoint_id, customer_id), of_endpoint in entries.items():
         for chunk in chunking.chunks(of_endpoint, lambda entry: entry.written_bytes, MAX_POSTPONED_BYTES):
             written = retry_messages.encoded(retry_messages.Postponed.deferral(endpoint_id, customer_id, chunk))
             yield from _retry_rows(endpoint_id, written, topics)
@@ -127,14 +126,13 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
     A record also says if the endpoint accepted one of these requests. The caller writes the records after the records with the
     results of these attempts.
     """
-    names: dict[EndpointId, tuple[CustomerId, list[bytes]]] = {}
-    accepting = {outcome.delivery.endpoint.endpoint_id for _, outcome in ended if outcome.kind is OutcomeKind.DELIVERED}
+    names = collections.defaultdict[_Owned, list[bytes]](list)
+    accepting = {_owned(outcome.delivery.endpoint) for _, outcome in ended if outcome.kind is OutcomeKind.DELIVERED}
     for name, outcome in ended:
-        to = outcome.delivery.endpoint
-        names.setdefault(to.endpoint_id, (to.customer_id, []))[1].append(name)
-    for endpoint_id, (customer_id, of_endpoint) in names.items():
+        names[_owned(outcome.delivery.endpoint)].append(name)
+    for (endpoint_id, customer_id), of_endpoint in names.items():
         completion = retry_messages.Postponed.completion(
-            endpoint_id, customer_id, of_endpoint, accepted=endpoint_id in accepting
+            endpoint_id, customer_id, of_endpoint, accepted=(endpoint_id, customer_id) in accepting
         )
         yield from _retry_rows(endpoint_id, retry_messages.encoded(completion), topics)
 
@@ -142,17 +140,16 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
 def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[TopicRow]:
     """Yield the Kafka records that tell the retry lane which endpoints accepted a request, and which did not.
 
-    For results of the direct, batch and real-time lane. A delivery that is given up leaves no retry entry. So a record reports
-    its endpoint as not accepting, if the reason is in `window.NOT_ACCEPTED`. For an endpoint in `results.accepting` only the
-    acceptance is reported. The caller writes these records after those of `deferral_rows`.
+    For results of the direct, batch and real-time lane. A delivery that is given up leaves no retry entry. If its reason is in
+    `window.NOT_ACCEPTED`, a record says that the endpoint did not accept a request. For an endpoint in `results.accepting` a
+    record says only that the endpoint accepted one. The caller writes these records after those of `deferral_rows`.
     """
-    accepts: dict[EndpointId, tuple[CustomerId, bool]] = {}
+    accepts: dict[_Owned, bool] = {}
     for outcome in itertools.chain[Outcome[Any]](results.outcomes, (batch.outcome for batch in results.batches)):
         if outcome.kind is OutcomeKind.DEAD_LETTERED and outcome.reason in window.NOT_ACCEPTED:
-            to = outcome.delivery.endpoint
-            accepts[to.endpoint_id] = (to.customer_id, False)
-    accepts |= {to.endpoint_id: (to.customer_id, True) for to in results.accepting}
-    for endpoint_id, (customer_id, is_accepting) in accepts.items():
+            accepts[_owned(outcome.delivery.endpoint)] = False
+    accepts |= {_owned(to): True for to in results.accepting}
+    for (endpoint_id, customer_id), is_accepting in accepts.items():
         hint = retry_messages.Postponed.health_hint(endpoint_id, customer_id, accepts=is_accepting, at_ms=now_ms)
         yield from _retry_rows(endpoint_id, retry_messages.encoded(hint), topics)
 
@@ -162,9 +159,17 @@ def _retry_rows(endpoint_id: EndpointId, written: bytes, topics: Topics) -> Iter
         yield TopicRow(topics.retries, record.key, record.value)
 
 
+_Owned = tuple[EndpointId, CustomerId]
+"""An endpoint: its id, and its customer. After a deletion another customer may register the id, and one task may have results
+of both endpoints."""
+
+
+def _owned(endpoint: Endpoint) -> _Owned:
+    return endpoint.endpoint_id, endpoint.customer_id
+
+
 _Log = collections.defaultdict[tuple[EndpointId, CustomerId, str], list[bytes]]
-"""Endpoint id, customer and delivery mode → encoded log entries. The retry lane may have entries of a
-deleted endpoint and of its successor, which has the same id and may have another customer or mode."""
+"""Endpoint id, customer and delivery mode → encoded log entries. A later endpoint with the same id may have another mode."""
 
 
 def _log(results: Results) -> _Log:

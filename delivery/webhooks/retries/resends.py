@@ -90,8 +90,8 @@ class Search:
     def results(self, owner: str) -> tuple[list[retry_messages.RetryEntry], list[retry_messages.RetryEntry]]:
         """Return the entries of resends to an endpoint in two lists: those to deliver, and those to skip.
 
-        If `finds` was True for a delivery, all its resends are skipped. Otherwise the first is delivered, and the others are
-        skipped.
+        `owner` is one of `owners`. If `finds` was True for a delivery, all its resends are skipped. Otherwise the first is
+        delivered, and the others are skipped.
         """
         to_deliver, waits_already = [], []
         for key, entries in self._resent[owner].items():

@@ -80,7 +80,7 @@ def encoded(index: RetryIndex) -> bytes:
 def decoded(written: bytes | None) -> RetryIndex:
     """Return the index of a shard from its bytes; an empty index for a new shard, which has None.
 
-    Raise StateUnreadable if a newer version wrote the bytes, and msgspec.MsgspecError or UnicodeDecodeError if others did.
+    Raise StateUnreadable if a newer version wrote the bytes; msgspec.MsgspecError or UnicodeDecodeError if they are no index.
     """
     if not written:
         return RetryIndex()

@@ -1,7 +1,7 @@
 """Explain whether an event is due to a subscription, and which rule decides. Pure.
 
-Runs in the API. `fanout filter try` uses only `filter_detail`. Evaluates the rules of delivery.webhooks.routing.matching one by
-one. A property test compares both modules.
+Runs in the API. `fanout filter try` uses only `filter_detail`. The rules are those of delivery.webhooks.routing.matching, here
+evaluated one by one. A property test compares both modules.
 """
 
 from __future__ import annotations

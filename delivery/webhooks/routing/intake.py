@@ -203,7 +203,8 @@ class Intake(Generic[Prepared]):
     def _new_receipt(self, record: Record) -> Receipt:
         """Return the receipt of the record's partition, before its first record is counted.
 
-        The revision is read here, before the look-ups: a change between two look-ups may be missing in the first answer.
+        The revision is read before the record's look-ups. A revision from between two look-ups could have a change that the
+        first answer lacks.
         """
         return Receipt(
             lane=self._mode,

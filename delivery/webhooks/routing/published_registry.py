@@ -45,7 +45,7 @@ class Published:
 def advanced(published: Published, changes: SnapshotChanges, now: float, *, changed_at: dt.datetime | None = None) -> Published:
     """Return `published` with later changes of the registry merged into its delta, confirmed at `now`. Pure.
 
-    `changed_at` is the time of the last change. If `changes` has no later revision, only `confirmed_at` changes.
+    `changed_at` is the time of the last change. If `changes` ends at the revision of `published`, only `confirmed_at` changes.
     """
     if changes.revision == published.revision:
         return dataclasses.replace(published, confirmed_at=now)

@@ -93,9 +93,9 @@ def split_by_eligibility(
 
 
 def own_endpoint(endpoint: Endpoint | None, endpoint_id: EndpointId, customer_id: CustomerId, mode: DeliveryMode) -> Endpoint:
-    """Return the endpoint for which events were stored, or one with only ids and mode if that was deleted.
+    """Return the endpoint for which events were stored. If it was deleted, return a stand-in with only ids and mode.
 
-    `endpoint` is the endpoint that has the id now. It is another one if it has another customer or mode.
+    `endpoint` is the endpoint that has the id now. With another customer or mode, it is another endpoint.
     """
     if endpoint is not None and _is_same(endpoint, customer_id, mode):
         return endpoint

@@ -155,9 +155,9 @@ class Hosts:
             host.set_bounds(bounds.in_flight_to_host(), bounds.rate_to_host())
 
     def soft_connection_limit(self, url: str) -> float:
-        """Return the number of this worker's connections to a URL's host from which on a new one closes an idle one.
+        """Return the soft limit of this worker's connections to the host of a URL. Infinite: the host has no limits.
 
-        Infinite: the host has no limits.
+        At the limit, the transport closes an idle connection to the host before it opens another.
         """
         return math.inf if self.host_of(url) is None else self._bounds.in_flight_to_host()
 

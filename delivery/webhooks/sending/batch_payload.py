@@ -57,7 +57,10 @@ class BatchOutcome(NamedTuple):
 
 
 def content(events: Sequence[Packed], mode: ContentMode) -> payload.Content:
-    """Return the content of a request for a batch in a content mode, with every payload byte for byte."""
+    """Return the content of a request for a batch in a content mode, with every payload byte for byte.
+
+    `mode` is not binary: the database refuses that mode for batches.
+    """
     if mode is ContentMode.CLOUDEVENTS_STRUCTURED:
         headers, as_json = b"content-type: application/cloudevents-batch+json\r\n", payload.structured
     else:

@@ -166,8 +166,9 @@ class Tokens:
             token.retry_at = self._clock() + RETRY_PAUSE_S
         except Exception:  # no caller awaits a renewal, and without RETRY_PAUSE_S each attempt would request a token
             log.exception(
-                "an unforeseen error in a request for an access token: attempts without a valid token fail as local, and the "
-                "first attempt after %.0f s requests the token again. Send this traceback to the maintainers of the platform",
+                "an unforeseen error in a request for an access token: attempts without a valid token fail as a fault of the "
+                "platform (local), and the first attempt after %.0f s requests the token again. Send this traceback to the "
+                "maintainers of the platform",
                 RETRY_PAUSE_S, extra={"endpoint_id": grant.to.endpoint.endpoint_id},
             )  # fmt: skip
             token.failure = errors.LocalFailure(error_classes.UNFORESEEN_DETAIL)

@@ -155,7 +155,7 @@ def _described(media_type: str, lines: str) -> bytes:
     the parser checked it.
     """
     if not opaque.is_media_type(media_type):
-        raise ValueError("the media type of the payload is not valid, and would be another header")
+        raise ValueError("the media type of the payload is not valid, and would become another header")
     return f"content-type: {media_type}\r\n{lines}".encode("ascii")
 
 

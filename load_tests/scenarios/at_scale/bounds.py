@@ -51,7 +51,7 @@ def check(wanted: Iterable[Bound], figures: Mapping[str, Any]) -> list[Verdict]:
 
 
 def replaced(wanted: Iterable[Bound], pairs: Iterable[str]) -> tuple[Bound, ...]:
-    """Return the bounds, with the limits that `pairs` replaces, each as `figure=limit`. Upper bounds stay upper bounds.
+    """Return the bounds, with new limits from `pairs`, each as `figure=limit`. Upper bounds stay upper bounds.
 
     Raises RegistrationError for a figure without a bound and for a limit that is no number.
     """

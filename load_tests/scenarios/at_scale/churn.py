@@ -89,7 +89,7 @@ class _Changer:
         self._spare = spare
 
     def change(self, connection: connect.Connection, count: int) -> None:
-        """Make the change with this number, from 0."""
+        """Make the change with the number `count`. The first change has the number 0."""
         round_, number = divmod(count, self._spare)
         kind = round_ % KINDS
         if kind == 0:

@@ -56,7 +56,10 @@ def chosen(name: str, size: ChosenSize, limits: Iterable[str]) -> plan.ScaleScen
 
 
 def run(scenario: plan.ScaleScenario, terms: stage.Terms, *, json_file: Path | None, html_file: Path | None) -> bool:
-    """Run the scenario, print its figures and verdicts, and return True if all bounds hold."""
+    """Run the scenario, print and write its figures and verdicts, and return True if all bounds hold.
+
+    `json_file` or `html_file` None: this file is not written.
+    """
     figures = machine_speed.beside(lambda: running.run(scenario, terms))
     if json_file is not None:
         json_file.write_bytes(_json(figures))

@@ -41,7 +41,7 @@ def fitted(sizes: Sequence[MeasuredSize], full_per_s: float) -> dict[str, dict[s
     """Return for each process: idle cores, CPU µs of a delivery, the cores at full load, and the worst error of the line.
 
     The worst error is the largest distance of a measured size from the line, as a share of the measured cores. `total` adds the
-    lines of the processes in PLATFORM.
+    lines of the processes in PLATFORM. The idle cores are 0 if all sizes have the same deliveries a second.
     """
     lines = {role: _line([size.per_s for size in sizes], [size.cores[role] for size in sizes]) for role in sizes[0].cores}
     found = {role: _described(line, sizes, [role], full_per_s) for role, line in lines.items()}

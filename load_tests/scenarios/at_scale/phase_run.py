@@ -190,9 +190,9 @@ class Runner:
 
 
 def is_growing(samples: Sequence[Sample], per_s: float) -> bool:
-    """Return True if the mean of the undelivered events grew, from first to last third of the samples, beyond the bounds.
+    """Return True if the mean of the undelivered events grew, from first to last third of the samples, beyond the bound.
 
-    The bounds are MAY_GROW_S of the rate `per_s`, and FEW events in addition. With fewer than three samples, return False.
+    The bound is MAY_GROW_S seconds of the rate `per_s`, plus FEW events. With fewer than three samples, return False.
     """
     third = len(samples) // 3
     if not third:

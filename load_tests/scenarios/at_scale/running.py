@@ -2,7 +2,7 @@
 
 1. The registry and the topics are made, the job starts, and some events warm it up.
 2. The phases run one after another. A scenario with `capacity` instead tries a rate, its half, and so on. It stops when the
-   machine has carried enough of these rates, that is without a growing backlog.
+   machine has carried enough of these rates. The machine carries a rate if the backlog does not keep growing.
 3. All events must arrive. Then the topics and the receiver are compared, event by event.
 """
 
@@ -151,7 +151,10 @@ def _of_phases(
 
 
 def _compare(documents: dict[str, dict[str, Any]], runs: Sequence[PhaseRun], samples: Sequence[Sample]) -> None:
-    """Add to the document of each later phase: its p99 latency divided by the first phase's, and the seconds to recover."""
+    """Add `others_p99_ratio` and `recovered_s`, the seconds to recover, to the document of each phase after the first.
+
+    `others_p99_ratio` is the p99 latency divided by that of the first phase. It is missing if that of the first phase is 0.
+    """
     first, *others = runs
     base = documents[first.name]
     for run in others:

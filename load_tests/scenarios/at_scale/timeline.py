@@ -46,7 +46,8 @@ def latency(
 ) -> list[dict[str, float]]:
     """Return a row of latency percentiles, in ms, for each `bucket_s` seconds of publishing.
 
-    A row counts the events that arrived, at endpoints for which `is_counted` is True.
+    A row counts the events that arrived, at endpoints for which `is_counted` is True. Events before the first mark do not
+    count. Seconds without a counted event have no row.
     """
     starts = [mark.number for mark in marks]
     buckets: dict[int, list[float]] = {}

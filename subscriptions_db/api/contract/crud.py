@@ -158,7 +158,7 @@ def _matching(call: Call, kind: registered_rows.RowKind, name: str, asked: Mappi
 
 
 def show_each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[str, dict[str, Any]]], list[Model]]:
-    """Return the argument `show` of `page` that calls this `show` with each id and row, and returns the results in order."""
+    """Return a function for the parameter `show` of `page`: it applies this `show` to each id and row, in order."""
     return lambda rows: [show(row_id, row) for row_id, row in rows.items()]
 
 

@@ -55,7 +55,10 @@ def encode_previous(first: str) -> str:
 
 
 def end_after(row_id: str) -> Place:
-    """Return the place that asks for the page whose last row is `row_id`, or the row before it if that row is deleted."""
+    """Return the place directly after the row `row_id`. A page that ends there has this row as its last row.
+
+    If the row is deleted, the page ends with the row before it.
+    """
     return Place(row_id + _DIRECTLY_AFTER, is_end=True)
 
 
@@ -78,11 +81,11 @@ def neighbours(
     next_of: Callable[[Position], str],
     previous_of: Callable[[Position], str],
 ) -> tuple[str | None, str | None]:
-    """Return `next_cursor` and `previous_cursor` of a page in a list of which a request examines a bounded number of rows.
+    """Return `next_cursor` and `previous_cursor` of a page of a long list (BoundedListPage).
 
-    A page has the rows after the request's cursor, or with `is_backwards` the rows before it. `nearest` is the position of the
-    page's row that is nearest to the cursor. For an empty page, `nearest` is the position directly after the cursor,
-    or with `is_backwards` directly before the cursor.
+    One request examines only some rows of the list. A page has the rows after the request's cursor, or with `is_backwards` the
+    rows before it. `nearest` is the position of the page's row that is nearest to the cursor. For an empty page, `nearest` is
+    the position directly after the cursor, or with `is_backwards` directly before the cursor.
     `further` is the position at which a search in the same direction continues; None: no row follows in this direction.
     `is_first`: the request has no cursor, so no page is before this one. `next_of` returns the cursor of the page after a
     position, `previous_of` that of the page before a position.

@@ -219,6 +219,6 @@ class CauseLog:
             said = "requests are answered with 503 until a setting is corrected and the API restarted: %s"
             log.error(said, cause, extra=extra)
         elif isinstance(cause, errors.SealError):
-            log.error("a change is answered with 409, because a stored secret cannot be opened: %s", cause, extra=extra)
+            log.error("a change of an endpoint was refused (409): its stored secret cannot be opened: %s", cause, extra=extra)
         else:
             log.warning("a request is answered with 503, which asks the client to try again: %s", cause, extra=extra)

@@ -177,8 +177,8 @@ def delete(call: Call) -> None:
 def seek(call: Call) -> Consumer:
     """Move a consumer to another place. The consumer's leases end, and their receipt handles become invalid.
 
-    Polls lease the dead letters after the place, also parked ones. Dead letters up to the place that are parked stay parked.
-    Polls lease no other dead letter up to the place, even if a poller had not acked it.
+    Afterwards, polls lease the dead letters after the place, also parked ones. Parked dead letters up to the place stay parked.
+    Polls do not lease the other dead letters up to the place, also those without an ack.
 
     Raise Refused with 404 if there is no such consumer. Raise it with 422 if the request does not name exactly one place, or if
     `customer` is missing or is not the key's own. Raise RegistrationError for an invalid cursor.

@@ -121,7 +121,10 @@ def _mark_many(call: Call, state: LetterState) -> MarkedLetters:
 
 
 def position_behind(text: str | None) -> int:
-    """Return the position in the cursor `text`, after which a request continues. Without a cursor: 0, the beginning."""
+    """Return the position in the cursor `text`, after which a request continues. Without a cursor: 0, the beginning.
+
+    Raise RegistrationError for an invalid cursor.
+    """
     return archive_positions.letter_position(text) if text else 0
 
 

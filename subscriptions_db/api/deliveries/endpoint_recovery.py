@@ -64,7 +64,7 @@ def detail_of(status: EndpointStatus, *, awaits_permission: bool) -> str:
 
 
 def recover(call: Call) -> RecoveredEndpoint:
-    """Request the redrive of the waiting dead letters of an endpoint that the request's body selects (RecoverEndpoint).
+    """Request the redrive of an endpoint's waiting dead letters. The request's body selects the dead letters (RecoverEndpoint).
 
     Raise Refused with 404 if there is no such endpoint. Raise RegistrationError if the cursor is malformed.
     """

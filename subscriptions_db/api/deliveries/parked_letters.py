@@ -59,7 +59,7 @@ class UnparkRequest(NoParameters):
 class UnparkedDeadLetters(described.DescribedModel):
     """The ids of the dead letters that the request has unparked.
 
-    An id is missing if the dead letter was not parked, or, with `has_more`, if it is still parked.
+    An id of the request is missing if its dead letter was not parked, or is still parked (then `has_more` is true).
     """
 
     letters: list[str]

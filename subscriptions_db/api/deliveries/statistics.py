@@ -70,8 +70,8 @@ class Percentiles(described.DescribedModel):
 class DeliveryCounts(described.DescribedModel):
     """Counts of deliveries and attempts in a time range.
 
-    An attempt, and a delivery that it delivered, counts in the hour in which the attempt started. A skipped or dead-lettered
-    delivery counts in the hour in which it was skipped or dead-lettered.
+    An attempt counts in the hour in which it started. A delivery that arrived counts in the hour of the attempt that delivered
+    it. A skipped or dead-lettered delivery counts in the hour in which it was skipped or dead-lettered.
     """
 
     delivered: int

@@ -61,7 +61,10 @@ class TokenVerifier:
         self._signatures = jws.JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
 
     def known(self, text: str) -> Principal | None:
-        """Return the principal of a token that was verified before; None if it must be verified."""
+        """Return the principal of a token that was verified before; None if it must be verified.
+
+        If the provider's keys are old, begin a background read of the keys, as `ProviderKeys.are_usable` does.
+        """
         if not self._keys.are_usable():
             return None
         found = self._known.get(_digest(text))

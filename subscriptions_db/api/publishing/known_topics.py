@@ -67,7 +67,7 @@ class KnownTopics:
         except errors.KafkaUnavailable as exc:
             log.warning(
                 "the names of the topics could not be read: %s. Requests to publish to known topics use the earlier names, and "
-                "others are answered with 503. The next request reads the names again", exc,
+                "others are answered with 503. A later request reads the names again", exc,
             )  # fmt: skip
             return exc
         self._read_at = self._clock()

@@ -126,9 +126,10 @@ def _count(call: Call, asked: dict[str, Any]) -> tuple[int, bool]:
 
 
 def _last_looked_at(call: Call, side: Side, asked: dict[str, Any]) -> int | None:
-    """Return the `entry_id` of the last entry that a search examines: the search examines at most `asked["most"]` entries.
+    """Return the `entry_id` of the last of the `asked["most"]` entries that a search examines.
 
-    None: fewer entries are before the place in `asked`, or with `side` "after", after it. Then the search examines all.
+    The search begins at the place in `asked`, and examines the entries before or after it (`side`). None: fewer entries are
+    there, so the search examines all of them.
     """
     statement = "with looked_at as (" + query(f"entries_{side}") + ")" + query(f"last_entry_{side}")
     last = call.connection.execute(statement, asked, prepare=False).fetchone()

@@ -108,7 +108,7 @@ def get(call: Call) -> Customer:
 
 
 def put(call: Call) -> Customer | routes.Created:
-    """Create a customer, or replace its fields.
+    """Create a customer, or replace its fields. Omitted `may_subscribe_to` and `quotas` stay unchanged.
 
     Raise RegistrationError for the id of a customer whose deletion is in the audit log. Raise Refused with 412 if `If-Match` or
     `If-None-Match` does not hold, and with 422 if one of these headers is malformed.

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import yarl
 
+from delivery import errors
 from delivery.registry_model import EndpointStatus
 from subscriptions_db.api.contract import crud, problems, request_audit, routes, schemas
 from subscriptions_db.api.contract.principals import Scope
@@ -129,7 +130,10 @@ def _secrets(call: Call) -> list[tuple[str, str, str]]:
     for row in call.connection.execute(query("secrets"), {"ids": [_id(call)]}):
         part, name = places.get(row["purpose"], ("", ""))
         if part and part not in call.document:
-            secret = endpoint_secrets.EndpointSecret.from_row(row, call.ring).secret
+            try:
+                secret = endpoint_secrets.EndpointSecret.from_row(row, call.ring).secret
+            except errors.SealError as exc:
+                raise errors.SealError(f"endpoint {_id(call)}, {part}.{name}: {exc}") from exc
             opened.append((part, name, secret.reveal().decode()))
     return opened
 

@@ -83,7 +83,8 @@ def note_tenants(request: web.Request, rooms: Iterable[Callable[[], limits.Room]
 def key_headers(request: web.Request) -> dict[str, str]:
     """Return the headers about the request's key or token; empty if none is known to be valid.
 
-    The headers say how many requests the key may send now. If the key expires within keys.EXPIRES_SOON, they also say when.
+    `ratelimit-limit`, `ratelimit-remaining` and `ratelimit-reset` say how many requests the key may send now.
+    `fanout-key-expires-at` has the expiry of a key that expires within keys.EXPIRES_SOON.
     """
     rate = request.get(KEY_RATE)
     if rate is None:
@@ -174,7 +175,7 @@ class Admission:
     async def admit(
         self, authorization: str | None, route: Route, note: Callable[[KeyRate], None] = lambda _: None
     ) -> Principal:
-        """Return the principal of a request.
+        """Return the principal of a request, and count the request in the rate of its key or token.
 
         Raise Refused:
 

@@ -320,7 +320,7 @@ def _record(request: web.Request, status: int, took_s: float) -> None:
 
 
 def _named(request: web.Request) -> dict[str, Any]:
-    """Return the fields of a log line that name a request."""
+    """Return the fields of a log line that name a request: `method`, `route` (None: no such path) and `request_id`."""
     resource = request.match_info.route.resource
     return {"method": request.method, "route": resource.canonical if resource else None, "request_id": request[REQUEST_ID]}
 

@@ -245,7 +245,7 @@ def _without(document: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _row(request: ApiRequest) -> dict[str, Any]:
-    """Return the columns by which Postgres finds a stored answer.
+    """Return the columns `customer_id` and `idempotency_key`, by which Postgres finds a stored answer.
 
     For a limited API key, the stored idempotency key is two digests with a space between them: of the API key's endpoints, and
     of the request's idempotency key. The policy of row-level security compares the first digest.

@@ -54,7 +54,11 @@ class KeyUse:
         self._ending = asyncio.Event()
 
     def note(self, principal: Principal) -> None:
-        """Record the use of a key, and warn if the key expires soon."""
+        """Record the use of a key, and warn if the key expires soon.
+
+        A background task writes the use. A key has at most one write in `keys.NOTE_USE_EVERY_S`, and one warning in
+        WARN_EVERY_S.
+        """
         key_id = principal.key_id
         if key_id not in self._warned and _expires_soon(principal.expires_at):
             self._warned[key_id] = None

@@ -177,7 +177,8 @@ def _body_example(example: Example, media: str) -> dict[str, Any]:
 def _problem(status: int, refs: Any) -> dict[str, Any]:
     """Return the OpenAPI response for refusals with this status, with the example of the status's problem code.
 
-    Status 400 has no example: it shares the code of 422, whose example has status 422.
+    Status 400 has no example: it shares the code of 422, whose example has status 422. `refs` has pydantic's references to the
+    schemas of types.
     """
     code, title = problems.TITLES[status]
     is_shown = problem_types.TYPES[code].example.problem.status == status

@@ -105,7 +105,7 @@ class Publishing:
     async def answer(
         self, route: Route, request: web.Request, query: Mapping[str, str], deprecations: set[Deprecation]
     ) -> dict[str, Any]:
-        """Return the answer when Kafka has confirmed all events of the request.
+        """Return the answer (a PublishedEvents as a dictionary) when Kafka has confirmed all events of the request.
 
         Raise Refused if publishing is off, if the request is not admitted or not valid, or if a quota, a rate or the maximum of
         bytes is reached. Also raise it if Kafka does not list its topics, or does not confirm all events.
@@ -191,8 +191,9 @@ class Publishing:
         """Count the bytes of a request's body as occupied while the context is open.
 
         Raise Refused with 429 if a further body of the key would exceed its share (MAX_SHARE_OF_KEY). Raise it with 503 if a
-        further body would exceed the maximum of all keys. The first body of a key gets no 429, and the first of all keys gets
-        no 503. A body without a length, or a compressed one, counts as `api.max_body_bytes`.
+        further body would exceed the maximum of all keys. A body gets no 429 while its key occupies
+        nothing, and no 503 while no key occupies anything. A body without a length, or a compressed one, counts as
+        `api.max_body_bytes`.
         """
         is_known = request.content_length is not None and "content-encoding" not in request.headers
         size = min(request.content_length or 0, self._max_body_bytes) if is_known else self._max_body_bytes

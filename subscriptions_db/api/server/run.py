@@ -57,7 +57,8 @@ async def serving(
 ) -> AsyncIterator[int]:
     """Serve while the context is open; yield the port. Once `stop` is set, the probes report that the process stops.
 
-    Raise SettingsError for a wrong setting. If Postgres is not ready, serve all the same.
+    Raise SettingsError for a wrong setting. If Postgres is not ready, serve all the same. The objects that exist at the start
+    are exempt from garbage collection (`gc.freeze`), also after the context.
     """
     plan_builder.warn_of_open_guard(config.delivery)
     _hide_versions()

@@ -35,7 +35,10 @@ class Store:
     """A pool of connections to Postgres that opens transactions for principals. Thread-safe."""
 
     def __init__(self, config: settings.Settings, *, wait_s: float = server_bounds.DEFAULT.connection_wait_s) -> None:
-        """A request waits at most `wait_s` seconds for a connection."""
+        """A request waits at most `wait_s` seconds for a connection.
+
+        Raise SettingsError for an invalid key ring or connection URL.
+        """
         self.ring = keyring.KeyRing.from_settings(config.keys)
         self._ring_fits = False
         database = config.database
@@ -157,7 +160,11 @@ class Store:
     def _transaction(
         self, role: str, customer_id: str = "", endpoint_ids: str = "", *, begin: str = "begin_read"
     ) -> Iterator[connect.Connection]:
-        """Yield a connection in a transaction, which the pool commits, or rolls back after an error."""
+        """Yield a connection in a transaction, which the pool commits, or rolls back after an error.
+
+        `begin` names the statement that begins the transaction: `begin_read` or `begin_change`. With CUSTOMER_ROLE, the
+        transaction sees the rows of `customer_id`, and only of the endpoints `endpoint_ids` (comma-separated; empty: of all).
+        """
         with self._connection() as connection:
             # One round trip for both statements needs a cursor that binds parameters on the client.
             rights = {"role": role, "customer_id": customer_id, "endpoint_ids": endpoint_ids}

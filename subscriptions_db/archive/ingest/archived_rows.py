@@ -203,7 +203,7 @@ def _is_kept(entry: Entry) -> TypeGuard[Attempted | Unattempted]:
 
 
 def is_brought_forward(entry: Entry) -> bool:
-    """Return True if an entry is the end of a resend that brought the next attempt of its delivery forward."""
+    """Return True if an entry reports a skipped resend, which brought the next attempt of the waiting delivery forward."""
     return isinstance(entry, log_entries.SKIPPED) and entry.reason == SkipReason.BROUGHT_FORWARD
 
 

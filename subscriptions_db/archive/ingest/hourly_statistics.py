@@ -33,7 +33,8 @@ def of_log(record: LogRecord, at: dt.datetime) -> CountsByHour:
     """Return the counts of a record of the attempts topic. An attempt counts in the hour in which it started.
 
     A skipped delivery counts at the time of its record, `at`. A postponed delivery does not count, because it waits. A resend
-    that brought an attempt forward does not count either. `of_dead_letter` counts dead letters.
+    that brought an attempt forward does not count either. `of_dead_letter` counts dead letters. Raise RecordUnreadable if the
+    registry cannot have an id of the record.
     """
     customer_id, endpoint_id = archived_rows.registry_id(record.customer_id), archived_rows.registry_id(record.endpoint_id)
     found: dict[int, HourCounts] = {}

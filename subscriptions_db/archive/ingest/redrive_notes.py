@@ -74,7 +74,11 @@ def settle(
 
 
 def _letters(connection: connect.Connection, webhook_ids: Iterable[str], max_read_bytes: int) -> Iterator[dict[str, Any]]:
-    """Lock the dead letters to which notes may apply, and yield each of them once."""
+    """Lock the dead letters with these `webhook-id`s to which notes may apply, and yield a row of each.
+
+    A row has the columns of the statement `dead_letters_with_notes`, and the record as `letter`. Records are read in chunks of
+    at most `max_read_bytes`.
+    """
     found = connection.execute(query("dead_letters_with_notes"), {"webhook_ids": list(webhook_ids)}).fetchall()
     for chunk in chunking.chunks(found, lambda row: row["bytes"], max_read_bytes):
         positions = [row["position"] for row in chunk]
@@ -87,8 +91,7 @@ def _letters(connection: connect.Connection, webhook_ids: Iterable[str], max_rea
 def _applied(notes: set[_Note], letters: Iterable[dict[str, Any]]) -> tuple[dict[int, str], set[_Note]]:
     """Return position → customer of the dead letters that become `redriven`, and the notes that are done.
 
-    The notes of a dead letter are looked up by the place of the dead letter's event. There may be thousands of notes and of
-    dead letters, too many to compare each pair.
+    The notes are looked up by delivery. There may be thousands of notes and of dead letters, too many to compare each pair.
     """
     until: dict[tuple[str | int | None, ...], dt.datetime] = {}
     for note in notes:

@@ -110,7 +110,10 @@ def claim_page(connection: connect.Connection) -> Iterator[list[OutboxEvent]]:
 
 
 def _locked(connection: connect.Connection, endpoint_ids: list[str]) -> dict[str, EndpointHealth]:
-    """Return the health of these endpoints, and lock out other writers of health until the commit."""
+    """Return the stored health of these endpoints, and lock out other writers of health until the commit.
+
+    An endpoint without stored health is left out.
+    """
     connection.execute(query("lock_endpoint_health"))
     rows = connection.execute(query("endpoint_health"), {"endpoint_ids": endpoint_ids})
     return {row["endpoint_id"]: msgspec.convert(row["condition"], EndpointHealth) for row in rows}

@@ -79,8 +79,8 @@ def after(
 ) -> tuple[ReachedQuota | None, OperationalEvent | None]:
     """Return the row of a subject after a check of its quota, and the operational event that follows, if any.
 
-    None in place of the row: the caller deletes the stored row. `most` is the quota if it is reached now, and else None.
-    `policy` None: no event follows.
+    `known` is the stored row, or a row of `_found`. `most` is the quota if it is reached now, and else None. `policy` None: no
+    event follows. None in place of the row: the caller deletes the stored row.
 
     1. The quota is not reached: the row stays until `quiet_s` seconds after the last event, because it delays the next event.
        Without an event or without `policy`, the row is deleted at once.
@@ -118,7 +118,7 @@ def record(
 
     The cost grows with the endpoints, the subscriptions and the waiting dead letters up to each customer's quota. Raise
     RegistryUnavailable, and change nothing, if Postgres does not answer, a statement takes longer than `look_timeout_s`, or a
-    right is missing.
+    right is missing. Raise RegistryOutdated if a table is missing.
     """
     with connect.translated_errors(), connection.transaction():
         connection.execute(query("bound_statements"), {"most_ms": round(look_timeout_s * 1000)})

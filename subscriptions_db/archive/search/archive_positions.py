@@ -62,7 +62,7 @@ class RecordPosition(NamedTuple):
         return _place_of("a", text)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the position as parameters of the statements."""
+        """Return the position as the parameters `place_at` and `place` of the statements."""
         return {"place_at": self.started_at, "place": self.position}
 
     def beside(self, *, is_newer: bool) -> RecordPosition:

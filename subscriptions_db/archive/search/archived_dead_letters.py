@@ -55,7 +55,7 @@ class ArchivedDeadLetter:
     (disclosure.py)."""
 
     def payload_bytes(self) -> bytes:
-        """Return the payload as its producer wrote it, also if it is not JSON."""
+        """Return the payload as its producer wrote it, also if it is not JSON; `null` if the event has no payload."""
         record = orjson.loads(self.letter)
         if "payload_form" not in record:
             return self.payload

@@ -94,7 +94,7 @@ def create(
 
     The selection cannot change later, because a consumer examines each dead letter only once, unless a seek moves the consumer
     back. The selection's `url` and `text` are not stored. `max_receives` is as in ConsumerState. Raise RegistrationError if the
-    selection has a time range.
+    selection has a time range, or a constraint of Postgres refuses a value.
     """
     if selection.since is not None or selection.until is not None:
         raise errors.RegistrationError("since", "a consumer cannot select by time: create it, then seek to the time")
@@ -120,7 +120,8 @@ def delete(connection: connect.Connection, customer_id: str, name: str) -> bool:
 def set_max_receives(connection: connect.Connection, customer_id: str, name: str, max_receives: int | None) -> bool:
     """Change after how many leases without an ack a dead letter is parked; return True if the consumer exists.
 
-    None: dead letters are never parked. Dead letters that are parked already stay parked.
+    None: dead letters are never parked. Dead letters that are parked already stay parked. Raise RegistrationError if a
+    constraint of Postgres refuses the number.
     """
     with connect.translated_errors():
         changed = connection.execute(query("set_max_receives"), _key(customer_id, name) | {"max_receives": max_receives})
@@ -141,7 +142,7 @@ def lease(
 ) -> PollResult:
     """Lease dead letters to a poller: at most `limit`, and as many as fit into an answer. The result is sorted by position.
 
-    The call takes dead letters of the first kind before those of the second:
+    The leases end after `lease_s` seconds, at most MAX_LEASE_S. Dead letters of the first kind come before those of the second:
 
     1. Dead letters that were unparked, whose lease has expired, or whose wait after a nack is over. A dead letter that was
        leased `max_receives` times is parked instead; a call examines at most `max_parked` expired leases for that. The lease of
@@ -221,9 +222,9 @@ def _expired(
 ) -> tuple[list[int], bool]:
     """Examine the `max_parked` leases that expired first: park the dead letters that were leased `max_receives` times.
 
-    Return the positions of at most `limit` other dead letters of these leases. Also return True if the call has parked some and
-    there may be further expired leases. With `max_receives` None, nothing is parked: return the positions of the `limit` leases
-    that expired first.
+    `taken` has the parameters of the statements. Return the positions of at most `limit` other dead letters of these leases.
+    Also return True if the call has parked some and there may be further expired leases. With `max_receives` None, nothing is
+    parked: return the positions of the `limit` leases that expired first.
     """
     if max_receives is None:
         return [row["position"] for row in connection.execute(query("expired_leases"), taken | {"limit": limit})], False
@@ -247,7 +248,8 @@ def _new(
     """Lease at most `limit` matching dead letters after the consumer's `read_until`.
 
     Move `read_until` past the examined dead letters. Return the leased ones, and True if there may be more. With `limit` 0,
-    examine nothing, and return an empty list and False. `held` are the bytes that the answer has already.
+    examine nothing, and return an empty list and False. `held` are the bytes that the answer has already. `key` names the
+    consumer, `consumer` is its row, and `taken` has the token and the times of the leases.
     """
     if not limit:
         return [], False
@@ -261,7 +263,10 @@ def _new(
 
 
 def locked(connection: connect.Connection, key: dict[str, Any]) -> dict[str, Any]:
-    """Lock a consumer and return its row; raise RegistrationError if it does not exist."""
+    """Lock the consumer with this `customer_id` and `name`; raise RegistrationError if it does not exist.
+
+    Return its row: the columns of the statement `lock_consumer`. Must run in a transaction.
+    """
     found = connection.execute(query("lock_consumer"), key).fetchone()
     if found is None:
         problem = f"this customer has no consumer {key['name']}, so nothing was changed: create it, or correct the name"

@@ -80,7 +80,8 @@ def _counted(
 ) -> Count:
     """Return the number of matches among the oldest `most` dead letters that the statement `among` examines.
 
-    With `selection.text`, at most MAX_EXAMINED_BY_TEXT of them are examined.
+    With `selection.text`, at most MAX_EXAMINED_BY_TEXT of them are examined. `owner` has the parameters of the statement that
+    name the customer or the consumer.
     """
     most = most if selection.text is None else min(most, MAX_EXAMINED_BY_TEXT)
     asked = owner | {"place": 0, "most": most} | selection.parameters()

@@ -131,7 +131,7 @@ def get(
 ) -> DeliverySummary | None:
     """Return the delivery with this `webhook-id`; None if the archive has no records of it for the customer.
 
-    At most `most` records are examined.
+    The search begins at the first record of the delivery, so a delivery with more than `most` records is found too.
     """
     asked = {"customer_id": customer_id, "webhook_id": webhook_id}
     with connect.translated_errors():

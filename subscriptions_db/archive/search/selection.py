@@ -30,7 +30,7 @@ class SearchFilter:
     equal."""
 
     def parameters(self) -> dict[str, Any]:
-        """Return the criteria as parameters of SQL statements. A wildcard event type becomes a prefix."""
+        """Return the criteria as parameters of SQL statements. A wildcard event type becomes `event_type_prefix`."""
         event_type = self.event_type
         is_prefix = event_type is not None and event_type.endswith("*")
         return dataclasses.asdict(self) | {

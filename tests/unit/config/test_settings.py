@@ -96,6 +96,12 @@ def test_a_settings_file_that_is_no_text_is_named(folder):
         settings_loader.read({}, root=folder)
 
 
+def test_a_settings_file_that_cannot_even_be_looked_for_is_named(folder):
+    """Regression: a file in a folder that the login may not search ended the command with a traceback."""
+    with pytest.raises(errors.SettingsError, match=r"the settings file .* cannot be read: File name too long"):
+        settings_loader.read({}, folder / ("x" * 5000), root=folder)
+
+
 @pytest.mark.parametrize("content", ["", "\n"])
 def test_an_empty_file_of_a_value_is_named(folder, content):
     (folder / "mounted").write_text(content)

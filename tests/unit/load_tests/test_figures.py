@@ -12,7 +12,7 @@ from fanout.kafka import places
 from fanout.reconcile import accounting
 from fanout.reconcile.findings import Finding, Kind
 from load_tests.harness import figures, receiver, traffic
-from load_tests.scenarios import mission
+from load_tests.scenarios import crash, mission
 
 DUE = array.array("l", [5, 5, 6, 7])
 """The endpoints of events 0 to 3."""
@@ -150,3 +150,8 @@ def test_reconciled_holds_without_findings_and_with_the_receivers_count(requests
         account.findings.add(Finding(Kind.LOST, "direct", places.Place("t", 0), 2, 2, lost))
     found = figures.reconciled(account, report(*requests))
     assert (found["holds"], found["delivered"], found["findings"]) == (holds, 2, {Kind.LOST: 1} if lost else {})
+
+
+def test_a_repeat_before_the_first_new_event_counts_for_the_last_kill():
+    """Regression: it counted for the kill before."""
+    assert crash._repeated_after([2, 4], [0, 1, 1, 2, 3, 3, 4, 4]) == [1, 2]

@@ -20,6 +20,12 @@ def tried(pattern, event=EVENT, **more):
     return CliRunner().invoke(main.app, ["filter", "try", "--filter", pattern, "--event", event, "--json"], **more)
 
 
+def test_a_filter_that_is_not_utf8_is_refused():
+    """Regression: the command ended with a traceback."""
+    result = tried('{"a": ["\udcff"]}')
+    assert isinstance(result.exception, errors.RegistrationError)
+
+
 @pytest.mark.parametrize(
     ("pattern", "event", "matches", "detail"),
     [

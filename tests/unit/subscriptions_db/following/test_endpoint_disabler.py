@@ -124,3 +124,20 @@ def test_the_last_report_is_written_before_the_end(disabler, stop):
     held.set()
     disabler_.close()
     assert sorted(name for names, _ in registry.written for name in names) == ["ep1", "ep2"]
+
+
+def test_a_request_that_is_not_written_before_the_end_is_logged(disabler, stop, caplog):
+    """Regression: the request was dropped without a word if Postgres was away when the job stopped."""
+    asked = threading.Event()
+
+    class Away(Registry):
+        def __call__(self, *_):
+            asked.set()
+            raise errors.RegistryUnavailable("away")
+
+    disabler_ = disabler(Away())
+    disabler_.disable(["ep1"], "gone")
+    assert asked.wait(20)
+    stop.set()
+    disabler_.close()
+    assert "1 endpoints were not disabled before the job stopped (away)" in caplog.text

@@ -110,6 +110,15 @@ def test_an_example_that_violates_the_schema_is_refused_with_path(examples, said
     assert len(str(refused.value)) < 300
 
 
+def test_an_example_of_aliases_that_double_at_each_level_is_refused_at_once():
+    """Regression: the command took twice the time and memory with each level, up to 31 levels."""
+    part = ["x"]
+    for _ in range(28):
+        part = [part, part]
+    with pytest.raises(errors.RegistrationError, match=r"has more than \d+ bytes as JSON: shorten it"):
+        check(None, [part])
+
+
 def test_violations_of_a_payload_are_listed_up_to_a_maximum():
     assert problems(ORDER, {"amount": 1}) == []
     assert [found.path for found in problems(ORDER, {"amount": "x", "lines": [{}, {}]})] == ["amount", "lines[0]", "lines[1]"]

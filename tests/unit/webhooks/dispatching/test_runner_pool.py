@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from delivery.webhooks.dispatching import runner_pool
 
 
@@ -65,6 +67,22 @@ def test_a_detached_runner_gives_its_place_to_another_and_is_not_cancelled():
         work.ends.put_nowait(False)
         await detached
         assert work.pool.failure is None
+
+    asyncio.run(play())
+
+
+def test_the_failure_of_a_detached_runner_is_none_of_the_pools():
+    """Regression: it failed the task, although the delivery was deferred already."""
+
+    async def play():
+        work = Work(max_runners=1)
+        await work.offer(1)
+        [(_, detached)] = work.taken
+        work.pool.detach(detached)
+        work.ends.put_nowait(ValueError("ours"))
+        with pytest.raises(ValueError, match="ours"):
+            await detached
+        assert (work.pool.failure, work.failed.is_set()) == (None, False)
 
     asyncio.run(play())
 

@@ -85,6 +85,15 @@ def test_a_schema_may_need_others(schema):
     assert b'{"amount":"12.50"}' in decoded(schema, body, MONEY)
 
 
+@pytest.mark.parametrize("field", ["Plain", ["null", "Plain"]])
+def test_a_schema_may_need_a_reference_without_a_namespace(field):
+    """Regression: such a reference was looked for in a namespace of ours, so each event of the schema was rejected."""
+    plain = {"type": "record", "name": "Plain", "fields": [{"name": "n", "type": "int"}]}
+    schema = {"type": "record", "name": "Main", "fields": [{"name": "part", "type": field}]}
+    body = b"\x06" if field == "Plain" else b"\x02\x06"
+    assert decoded(schema, body, plain) == b'{"part":{"n":3}}'
+
+
 @pytest.mark.parametrize("depth", [0, 100])
 def test_a_recursive_schema_is_read(depth):
     assert decoded(TREE, b"\x02" * depth + b"\0").count(b"next") == depth + 1

@@ -14,6 +14,7 @@ from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane
 from delivery.webhooks.policy import backoff, error_classes, retry_reasons
 from delivery.webhooks.results import topic_rows
+from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages, retry_records
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import circuit_breaker
@@ -187,6 +188,23 @@ def test_attempts_of_a_deferred_delivery_are_logged():
     written = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS)]
     assert [topic for topic, _ in written] == ["attempts", "attempts"]  # the log, and the receipt
     assert [(entry["kind"], entry["error_class"]) for entry in written[0][1]["entries"]] == [("attempt", "refused")]
+
+
+def test_what_two_customers_gave_one_endpoint_id_is_kept_apart():
+    """Regression: one record had the entries of both, under one customer. The other customer's were skipped later."""
+    of_both = [deliver(builders.endpoint(customer_id=name, status=PAUSED), {})[0].outcomes[0] for name in ("c1", "c2")]
+    assert [(found.customer_id, len(found.entries)) for _, found in postponed(Results(outcomes=of_both))] == [
+        ("c1", 1),
+        ("c2", 1),
+    ]
+    accepting = [outcome.delivery.endpoint for outcome in of_both]
+    assert [found.customer_id for _, found in health(Results(accepting=accepting))] == ["c1", "c2"]
+    ended = [(b"a", of_both[0]._replace(kind=OutcomeKind.DELIVERED)), (b"b", of_both[1])]
+    completed = [retry_messages.message(row.value) for row in topic_rows.completion_rows(ended, TOPICS)]
+    assert [(found.customer_id, found.settled, found.accepts) for found in completed] == [
+        ("c1", [b"a"], True),
+        ("c2", [b"b"], None),
+    ]
 
 
 def test_entries_of_an_endpoint_share_bounded_rows():
