@@ -9,6 +9,8 @@ PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 pyt
 PYTEST := $(BIN)/python -m pytest
 # Hundreds of processes start in a test run. Without compiled files each one compiles all that it imports: a job 1.3 CPU seconds.
 unexport PYTHONDONTWRITEBYTECODE
+# A user's Python buffers what it writes to a pipe, so the tests' commands do too.
+unexport PYTHONUNBUFFERED
 # Who runs what: tests/conftest.py. Four workers on two cores: a test of the whole platform waits for half of its time.
 SERVERS := -n 4 --no-loadscope-reorder tests/simulation tests/integration tests/spark tests/e2e
 ARGS ?=

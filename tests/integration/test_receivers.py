@@ -4,6 +4,7 @@ import base64
 import datetime as dt
 import gzip
 import http.client
+import os
 import subprocess
 import sys
 import urllib.parse
@@ -92,9 +93,21 @@ def test_what_is_no_batch_is_a_single_event(customer, body):
     assert (customer.got[0].batch, customer.got[0].accepted) == (None, ())
 
 
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def test_listen_writes_each_request_at_once_into_a_pipe():
+    """Regression: with --json, some eight lines came together, and the last ones never."""
+    command = [sys.executable, "-m", "fanout.cli.main", "listen", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=BUFFERED) as listening:
+        post(listening.stderr.readline().split()[2].rstrip(";") + "/ep1", b'{"n":1}')
+        assert orjson.loads(listening.stdout.readline())["body"] == '{"n":1}'
+        listening.terminate()
+
+
 def test_listen_shows_a_batch_in_one_line():
     command = [sys.executable, "-m", "fanout.cli.main", "listen", "--port", "0", "--secret", SECRET]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as listening:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=BUFFERED) as listening:
         url = listening.stderr.readline().split()[2].rstrip(";")
         body = orjson.dumps(MESSAGES)
         post(f"{url}/ep1", gzip.compress(body), signed=body, **{"content-encoding": "gzip"})
