@@ -225,7 +225,7 @@ class BatchFound(EventRejected):
 
 
 class AttemptFailed(FanoutError):
-    """One attempt at a delivery did not end in a response. `error_class` is the label in outcomes, logs and metrics."""
+    """A request to an endpoint or its token server did not end in a response. Subclasses have their `error_class` for logs."""
 
     error_class: ClassVar[str] = "failed"
 

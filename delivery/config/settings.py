@@ -337,7 +337,7 @@ class LogsSettings(Area):
 
 
 class MetricsSettings(Area):
-    """The HTTP port for Prometheus metrics and probes."""
+    """The HTTP port for Prometheus metrics and probes, and the time after which a lane counts as stalled."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of `/metrics`, `/healthz` and `/readyz`; 0 serves none."""

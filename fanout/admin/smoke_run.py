@@ -101,7 +101,7 @@ def run(
     before anything is published, if the job would not read or accept the event, or if its guard refuses the URL. Raise
     LocalStackError if the port cannot be opened. Raise KafkaUnavailable if there is no attempts topic, or if Kafka does not
     answer or refuses a request. Raise RegistryUnavailable, RegistryOutdated, RegistrationError or SettingsError if the endpoint
-    cannot be registered.
+    cannot be registered, or cannot be deleted at the end: a later test then deletes it.
     """
     topic = config.source.topic_prefix + NAME
     message = publishing.Message(topic=topic, value=event(config.source, str(uuid.uuid4())))

@@ -5,7 +5,6 @@ Runs in `fanout` commands.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -87,7 +86,6 @@ def listen(
             signed = {name: value for name, value in received.headers.items() if name.startswith("webhook-")}
             document |= {"events": events, "body": received.body.decode(errors="replace"), "headers": signed}
             commands.JsonLines().write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))
-            sys.stdout.flush()  # a pipe would get the line with the next ones, perhaps never
         elif events is not None:
             packed = ", gzip" if "content-encoding" in received.headers else ""
             console.print(

@@ -264,7 +264,9 @@ def publish(
     config = _settings(context)
     messages: Iterable[publishing.Message]
     if generate and (file is not None or topic is not None):
-        raise typer.BadParameter("--generate excludes FILE and --topic: the type of the generated events names their topic")
+        raise typer.BadParameter(
+            "--generate excludes FILE and --topic, so nothing was published: leave them out. --type names the topic"
+        )
     if generate:
         rng = random.Random(seed)  # noqa: S311  # test data, not a secret
         messages = publishing.generated(generate, event_type=event_type, tenants=tenants, source=config.source, rng=rng)

@@ -101,6 +101,7 @@ def _archive(program: Program, folder: Path) -> Path:
     """Return the path of the archive, named by a digest of everything that a JVM compares: Java and jars.
 
     A JVM silently ignores an archive of other jars. Jars that were installed again are other jars, because their times differ.
+    Raise LocalStackError if there is no supported Java.
     """
     binary = java.find().resolve()
     folder = folder.resolve()

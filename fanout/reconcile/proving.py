@@ -123,10 +123,10 @@ class _Reading:
         return all(extent.is_whole for extent in extents)
 
     def others(self) -> dict[str, bool]:
-        """Read retry entries, rejected records, dead letters and events.
+        """Read retry entries, rejected records, dead letters and events into the evidence.
 
-        Return three fields of Terms, by name. A field is True if its topic certainly still has all records since MARGIN_MS
-        before the constructor's `since_ms`. With None: all records that were ever written to the topic.
+        Return three fields of Terms, by name, for the first three. A field is True if the topic certainly still has all records
+        since MARGIN_MS before the constructor's `since_ms`. With `since_ms` None: all records that were ever written.
         """
         delivery = self._config.delivery
         adders: dict[str, tuple[str, topic_scanner.Consume]] = {

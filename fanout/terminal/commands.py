@@ -86,11 +86,12 @@ def print_text(text: str) -> None:
 
 
 class JsonLines:
-    """A writer of JSON lines to standard output, like a binary file. Control characters become JSON escapes."""
+    """Write JSON lines to standard output. Has the `write` of a binary file. Control characters become JSON escapes."""
 
     def write(self, line: bytes) -> None:
         """Print one JSON line, which ends with a newline."""
         sys.stdout.write(safe_text.json(line.decode()))
+        sys.stdout.flush()  # a pipe would get the line with the next ones, perhaps never
 
 
 def say(text: str) -> None:

@@ -158,7 +158,10 @@ class PlainConsumer:
             log.warning("dropped %s for endpoint %s: %s", request.webhook_id, request.endpoint.endpoint_id, result)
 
     def _destination(self, endpoint: Endpoint) -> Destination:
-        """Return the unchanging parts of requests to an endpoint, and keep them for its next request."""
+        """Return the unchanging parts of requests to an endpoint, and keep them for its next request.
+
+        Raise TargetRefused, which ends the consumer, if the endpoint has OAuth, or if its settings allow no valid request.
+        """
         target = request_heads.prepare(endpoint, self._guard)
         if target.grant is not None:
             raise errors.TargetRefused(

@@ -83,7 +83,10 @@ def spikes(scenario: ScalingScenario) -> list[Spike]:
 
 
 def load_of(scenario: ScalingScenario, at: Sequence[Spike]) -> Callable[[float], float]:
-    """Return a function from the time in seconds to the events a second. The load has a daily swing, and the spikes `at`."""
+    """Return a function from the time in seconds to the events a second: a daily swing, multiplied during each spike.
+
+    `at` has the spikes of the scenario, as `spikes` returns them.
+    """
 
     def per_s(now_s: float) -> float:
         day = 1 - DAY_SWING * math.cos(2 * math.pi * now_s / DAY_S)

@@ -235,7 +235,7 @@ def arrivals(report: receiver.ReceiverReport, count: int) -> Sequence[int]:
 def lost_and_repeated(times: Sequence[int], numbers: range) -> dict[str, int]:
     """Return how many of the events `numbers` never arrived (`lost`), and how many arrivals were repeats (`repeated`).
 
-    `times` is the result of `arrivals`.
+    `times` has the number of arrivals of each event, by the event's number (`arrivals`).
     """
     chosen = times[numbers.start : numbers.stop]
     return {"lost": chosen.count(0), "repeated": sum(chosen) - sum(map(bool, chosen))}

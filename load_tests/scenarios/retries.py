@@ -75,7 +75,7 @@ class RetriesPhase:
 
     @property
     def micro_batch_ms(self) -> dict[str, int]:
-        """Return percentiles of the durations of `batches`, in ms."""
+        """Return p50, p90, p99 and the maximum (`max`) of the durations of `batches`, in ms; all 0 without a batch."""
         return figures.percentiles(batch.took_ms for batch in self.batches)
 
     def document(self, report: receiver.ReceiverReport) -> dict[str, Any]:

@@ -152,7 +152,10 @@ def _require_plain(value: Any, max_depth: int) -> None:
 
 
 def _parts(value: Any, level: int = 0) -> Iterator[tuple[Any, int]]:
-    """Yield a value, its names and all its parts, each with its level of nesting. A value comes before its parts."""
+    """Yield a value, the names in it and all its parts, each with its level of nesting. A value comes before its parts.
+
+    A name has the level of its mapping. Raise RegistrationError for a name that is not text.
+    """
     yield value, level
     if isinstance(value, dict):
         for name, part in value.items():

@@ -341,7 +341,10 @@ def secret(text: SecretStr | None) -> Secret | None:
 
 
 def _as_model(row: ManifestEndpoint) -> registry_model.Endpoint:
-    """Return the endpoint as the job's type, with the fields that `endpoint_checks` reads; the others have defaults."""
+    """Return the endpoint as the job's type, with the fields that `endpoint_checks` reads; the others have defaults.
+
+    Raise RegistrationError for a text that is no signing secret.
+    """
     auth, tls = row.auth, row.tls
     return registry_model.Endpoint(
         endpoint_id=registry_model.EndpointId(row.id),

@@ -130,7 +130,8 @@ def read(text: bytes | str, name: str = "") -> Document:
     A JSON object or list is parsed as JSON, because YAML 1.1 reads the number 3e2 as text. The lines of its fields come from
     the YAML parser. `name` is the file, for messages.
 
-    Raise RegistrationError, with the line if it is known, if the document is too large, nested too deeply, or not YAML.
+    Raise RegistrationError, with the line if it is known, if the document is too large, nested too deeply or not YAML, has a
+    repeated name, or uses YAML that is not supported: tags, a second document.
     """
     if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_DOCUMENT_BYTES:
         raise errors.RegistrationError(

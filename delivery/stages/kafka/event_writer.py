@@ -1,11 +1,13 @@
-"""Write the events of batch records to their topics, and wait until Kafka has confirmed or refused each of them.
+"""Write each event of a batch record, one Kafka record with many events, to its topic as a record of its own.
+
+The writer waits until Kafka has confirmed or refused each event.
 
 Runs in the executors' Python workers. Must not import the settings, for the reason in delivery.stages.kafka.sink. Guarantee: at
 least once. A task that fails later writes the same events again, with the same ids.
 
 The events have a producer of their own in each worker process. Kafka may refuse events: the job may lack the right to write a
-topic, or a record may be too large for the topic. After a refusal a producer cannot be trusted (sink._ToKafka), and results of
-other records must not depend on such a producer.
+topic, or a record may be too large for the topic. After a refusal a producer cannot be trusted (sink._ToKafka), so results of
+deliveries go through another producer.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def create(config: settings.Settings, network: Network, disable: Disable, sizing
 
 
 def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_context.Tools:
-    """Return the values that every task of a lane needs, by the settings. `seen` counts the results of the tasks."""
+    """Return the tools for the tasks of the direct, batch or retry lane, by the settings. `seen` counts their results."""
     return tools_of(config, plan_builder.plan_of(config), seen.observer)
 
 

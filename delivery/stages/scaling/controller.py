@@ -40,7 +40,7 @@ class Cluster(Protocol):
         """Return the registered executors."""
 
     def request(self, number: int) -> None:
-        """Request from the cluster manager this total number of executors."""
+        """Request this total number of executors from the cluster manager. A lower number ends no registered executor."""
 
     def decommission(self, names: tuple[str, ...]) -> None:
         """Let these executors end as soon as their running tasks have ended."""
@@ -106,7 +106,9 @@ class Controller:
             self._planned = self._policy.bounded(self._registered)
 
     def _remove(self, names: tuple[str, ...]) -> None:
-        """Decommission these executors, unless shuffled rows stay in use for all of the next REMOVE_WITHIN_S seconds.
+        """Decommission these executors at a moment without shuffled rows in use, within REMOVE_WITHIN_S seconds.
+
+        If there is no such moment, remove none: the next `step` tries again.
 
         The caller names the newest: the oldest executors have the state of most shards.
         """

@@ -89,7 +89,8 @@ def cores(config: settings.SparkSettings) -> int:
             f"know how many tasks an executor runs at once. The job did not start. Set {CORES} in spark.conf to a whole number "
             "above 0, or set scaling.max_executors to 0"
         )
-    return int(conf[CORES])
+    cpus = conf.get("spark.task.cpus", "1")
+    return max(1, int(conf[CORES]) // max(1, int(cpus) if cpus.isdecimal() else 1))
 
 
 def conf(policy: decision.Policy | None) -> dict[str, str]:

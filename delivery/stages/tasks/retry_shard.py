@@ -142,9 +142,9 @@ class RetryDecision:
             partition, offset = _place.unpack(record.key)
             raise errors.RecordUnreadable(
                 f"record {self.topic}:{partition}:{offset} is no message that this version of fanout reads "
-                f"({str(exc).partition('. ')[0]}), so the retry lane stops before the record, and its state is unchanged. If a "
-                "newer version of fanout wrote the record, start that version. If another program wrote it, stop that program, "
-                f"delete the partition's records before offset {offset + 1} (kafka-delete-records), and run `fanout "
+                f"({str(exc).partition('. ')[0]}), so all lanes stop before the record, and the state is unchanged. If a "
+                "newer version of fanout wrote the record, start that version. If another program wrote it, stop it and the "
+                f"job, delete the partition's records before offset {offset + 1} (kafka-delete-records), and run `fanout "
                 "accept-loss --yes`. The deletion also removes earlier records that the lane has not read: `fanout reconcile` "
                 "then names the lost deliveries"
             ) from exc

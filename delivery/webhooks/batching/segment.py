@@ -1,11 +1,11 @@
 """Write events, pending batches and finished batches as bytes, and read them back.
 
-Runs in the executors. The API, the archive and the commands use packed events too. A segment is a value with pending batches:
-events of one or more endpoints of one shard. The bytes are shuffled, and stay in a lane's state over restarts and upgrades. A
+Runs in the executors. The API, the archive and the commands use packed events too. A segment is the value of one row: pending
+batches of one or more endpoints of one shard. The bytes are shuffled, and stay in a lane's state over restarts and upgrades. A
 new field comes at the end and has a default, so that old bytes can be read. Any other change needs a higher VERSION.
 
 The batch lane packs an event (MessagePack) when it collects the event, and unpacks it when it makes the request. Batching
-decides by the size and the arrival of an event, which stand beside the packed event. So the packed event is not decoded.
+decodes no event: it decides by the size and the arrival of the event, which stand beside the packed event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keep the endpoint queues of one Spark task that are in line for a slot, and decide whether their next request may begin."""
+"""Keep the endpoint queues of a task or slice that are in line for a slot, and decide whether their next request may begin."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ReadyQueue(Generic[Sent]):
         return pending
 
     def close(self) -> None:
-        """Empty the line. Queues that wait for their rate or host do not join again. Called at the end of the task."""
+        """Empty the line. Queues that wait for their rate or host do not join again. Called at the end of the task or slice."""
         self._is_closed = True
         self.line.clear()
 

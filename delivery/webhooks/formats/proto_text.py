@@ -94,7 +94,7 @@ class _Parser:
                 file.public_dependency.append(len(file.dependency))
             file.dependency.append(self._string())
         else:
-            raise ValueError(f"the .proto file has {word[:40]!a} at its top level: only proto2 and proto3 are read")
+            raise ValueError(f"the .proto file has {word[:40]!a} at its top level, which is no statement of proto2 or proto3")
         self._expect(";")
 
     def _message(self, message: Any) -> None:

@@ -55,7 +55,7 @@ class Transport:
         """`endpoint_time` returns the time by which timeouts count.
 
         A worker passes its endpoint clock, which slows down while the process waits for CPU or memory. The default, the event
-        loop's clock, does not. `max_extension_s` is the most seconds that such waits add to a timeout. `max_connections` 0:
+        loop's clock, does not. Waits for CPU or memory add at most `max_extension_s` seconds to a timeout. `max_connections` 0:
         half of the files that the process may open, at most 16,384. `soft_connection_limit` and `bounds` are passed to
         ConnectionPool.
         """

@@ -160,9 +160,9 @@ class RealtimeSlices:
     def unchecked_s(self) -> float:
         """Return the seconds since the event loop last ran this lane's check, which is due each CHECK_EVERY_S.
 
-        Many seconds mean that something blocks the event loop.
+        Many seconds mean that something blocks the event loop. After `finish` or `close` there is no check: return 0.
         """
-        return self._loop.time() - self._checked_at
+        return 0.0 if self._checking.done() else self._loop.time() - self._checked_at
 
     def pause(self, *, is_paused: bool) -> None:
         """Let `feed` wait while `is_paused` is true. Records that are queued already are delivered."""
@@ -180,7 +180,7 @@ class RealtimeSlices:
         self._wake()
 
     def fail(self, failure: BaseException) -> None:
-        """Let `feed` and `finish` raise `failure`, or an earlier failure if there was one. No further receipt is queued."""
+        """Let `feed` and `finish` raise `failure`, or an earlier failure if there was one. Queue no further offset receipt."""
         self._failure = self._failure or failure
         self._wake()
 

@@ -48,7 +48,10 @@ def without_body(
 
 
 def with_body(delivery: Delivery | BatchDelivery) -> Delivery | BatchDelivery:
-    """Return a delivery or batch with its request body, in the endpoint's content mode. Only a batch may be compressed."""
+    """Return a delivery or batch with its request body, in the endpoint's content mode. Only a batch may be compressed.
+
+    Raise ValueError in binary mode, as `payload.content` does.
+    """
     if isinstance(delivery, BatchDelivery):
         return batch_payload.with_content(delivery)
     content = payload.content(delivery.event, delivery.endpoint.content_mode)

@@ -64,8 +64,9 @@ def _is_encoded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 def _known_places(lower: str, secrets: Iterable[str], max_bytes: int) -> Iterator[tuple[int, int]]:
     """Yield the places of `secrets` in `lower`, a text in lower case, each as start and end.
 
-    A place begins with the first _HEAD_CHARS characters of a secret, and ends where the text differs from the secret. Secrets
-    shorter than MIN_SECRET_CHARS are left out. Of a longer secret, the first `max_bytes` + _AHEAD_BYTES characters count.
+    A secret is looked for as it is, in JSON, in a URL and in HTML (`_forms`). A place begins with the first _HEAD_CHARS
+    characters of such a form, and ends where the text differs from the form. Secrets shorter than MIN_SECRET_CHARS are left
+    out. Of each secret, the first `max_bytes` + _AHEAD_BYTES characters count.
     """
     for secret in secrets:
         if len(secret) < MIN_SECRET_CHARS:

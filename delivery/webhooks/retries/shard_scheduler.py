@@ -382,7 +382,7 @@ class _Scheduler:
         self._decision.leases.append(retry_messages.encoded(lease))
 
     def _write(self) -> None:
-        """Put new and removed segments into the decision. Update or remove the decoded endpoints' entries in the index."""
+        """Put new and removed segments into `_decision`. Store decoded endpoints in the index; remove those without state."""
         for endpoint in self._open.values():
             endpoint.prune(self._now_ms)
         decision = self._decision

@@ -99,8 +99,8 @@ class ResponseTime(_Estimate):
 
         1. The endpoint has never responded: the deadline of the worker's FirstResponses.
         2. The mean exceeds `max_s`: 0, because any wait would be in vain.
-        3. Only the last response time exceeds `max_s`: MIN_MARGIN_S. Case 4 would make the task wait too long: after one
-           response of 2 s, the mean of a fast endpoint is 0.25 s, and four times its spread is 2 s.
+        3. Only the last response time exceeds `max_s`: MIN_MARGIN_S. By case 4 the task would wait for all of `max_s`: one
+           response of 2 s adds 2 s, four times the spread, to the deadline of a fast endpoint.
         4. Otherwise: the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer.
         """
         if not self._mean_s:

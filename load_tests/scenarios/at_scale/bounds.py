@@ -1,4 +1,4 @@
-"""Check the bounds of a scenario against its figures, each found by its path. Pure."""
+"""Check the bounds of a scenario: find the figure of each bound by its dotted path in the figures, and compare. Pure."""
 
 from __future__ import annotations
 

@@ -116,7 +116,10 @@ class Runner:
     """One mark for each portion of published events."""
 
     def run(self, phase: plan.PlannedPhase, before: float, capacity: plan.Capacity | None = None) -> PhaseRun:
-        """Run a phase; `before` is the factor of the phase before it. With `capacity`, an overload ends the phase early."""
+        """Run a phase. Its ramp starts at `before`, the previous phase's factor on the scenario's rate.
+
+        With `capacity`, an overload ends the phase early.
+        """
         self.say(f"phase {phase.name}: {self.scenario.per_s * phase.factor:,.0f} events a second for {phase.seconds} s")
         self.customers.disturb(is_disturbed=phase.is_disturbed)
         changes: list[churn.Change] = []

@@ -212,7 +212,7 @@ def _position(call: Call, customer_id: str, place: SeekTarget) -> int | None:
 
 
 def shown(connection: connect.Connection, customer_id: str, states: list[consumers.ConsumerState]) -> list[Consumer]:
-    """Convert consumers to the API's type, with their counts."""
+    """Convert consumers to the API's type, and count the waiting, leased and parked dead letters of each."""
     names, now = [state.name for state in states], dt.datetime.now(dt.UTC)
     found = counts.of_consumers(connection, customer_id, names, now=now) if names else {}
     return [

@@ -39,7 +39,10 @@ class DeadLettersToMark(DeadLetterTimeQuery):
 
 
 class MarkedLetter(described.DescribedModel):
-    """The new state of a dead letter. It has no payload: the API stores answers to requests with an `Idempotency-Key`."""
+    """The new state of a dead letter, without the payload.
+
+    The API stores the answer to a request with an `Idempotency-Key`, and would store the payload too.
+    """
 
     id: str
     """The id of the dead letter."""

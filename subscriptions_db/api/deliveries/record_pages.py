@@ -18,7 +18,7 @@ from subscriptions_db.manifest import manifest
 
 
 class RecordQuery(CustomerQuery, ListQuery):
-    """Search criteria for attempts and for deliveries. An omitted field matches everything."""
+    """Search criteria for attempts or deliveries of one customer. An omitted criterion matches everything."""
 
     endpoint: manifest.Id | None = None
     """Only attempts or deliveries of this endpoint."""

@@ -231,7 +231,9 @@ def signing_keys(document: Mapping[str, Any]) -> tuple[SigningKey, ...]:
     found = [_signing_key(entry) for entry in (listed[:MAX_KEYS] if isinstance(listed, list) else [])]
     usable = tuple(key for key in found if key is not None)
     if not usable:
-        raise ValueError("the provider has no key for signatures by RSA (2048 bits or more) or by an elliptic curve")
+        raise ValueError(
+            "the provider's key set has no usable key: it must publish one for RSA (2048 bits or more) or an elliptic curve"
+        )
     return usable
 
 

@@ -1,5 +1,6 @@
 """Handle API requests about the registry: customers, tenants, endpoints, subscriptions, the event catalogue, and the audit log.
 
-In: a checked call in a transaction. Out: an answer, a problem, or a request that the event loop sends after the transaction.
-Runs in the API: handlers on worker threads, the sender of test events on the event loop.
+In: a checked call in a transaction. Out: an answer, a problem, a request that the event loop sends after the transaction, or a
+SnapshotRequest, which snapshot_feed.py answers. Runs in the API: handlers on worker threads, the sender of test events and of
+questions for permission on the event loop.
 """

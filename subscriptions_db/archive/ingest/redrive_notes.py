@@ -119,8 +119,8 @@ def _write_audit_entries(connection: connect.Connection, redriven: collections.C
     """Write an audit entry for each customer with dead letters that notes have set to `redriven`.
 
     `redriven` is customer → number of these dead letters. The actor of the entry is `command`. The API writes the audit entry
-    of a redrive when it takes the request. Such a redrive gets an entry of this function too if its note also applies to
-    earlier dead letters of the delivery.
+    of a redrive when it takes the request, and the requested dead letter is `redriven` before its note arrives. So for a
+    redrive by the API, this function counts only earlier dead letters of the same delivery.
     """
     entries = [
         audit_entries.entry(

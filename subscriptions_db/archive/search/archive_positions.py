@@ -47,7 +47,7 @@ class ReceiptHandle(NamedTuple):
 
 
 class RecordPosition(NamedTuple):
-    """The position of a record: a row of the table of attempts. Searches sort by `started_at`, then by `position`."""
+    """The place of an archived attempt, a row of the table of attempts. Searches sort by `started_at`, then by `position`."""
 
     started_at: dt.datetime
     position: int

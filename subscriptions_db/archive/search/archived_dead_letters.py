@@ -55,7 +55,11 @@ class ArchivedDeadLetter:
     (disclosure.py)."""
 
     def payload_bytes(self) -> bytes:
-        """Return the payload as its producer wrote it, also if it is not JSON; `null` if the event has no payload."""
+        """Return the payload as its producer wrote it, also if it is not JSON; `null` if the event has no payload.
+
+        A compressed value is decompressed. A value of a schema registry is its decoded JSON, unless the endpoint wanted the
+        original payload.
+        """
         record = orjson.loads(self.letter)
         if "payload_form" not in record:
             return self.payload

@@ -268,3 +268,12 @@ def test_an_unforeseen_error_fails_the_task(loop):
         lane.feed(7)
     with pytest.raises(ValueError, match="x"):
         lane.itself.finish()
+
+
+def test_a_lane_that_has_finished_is_not_checked(loop):
+    """Regression: a task that waited for Kafka at its end failed, as if its event loop were blocked."""
+    lane = Lane(loop)
+    lane.feed(0)
+    lane.itself.finish()
+    lane.itself._checked_at -= 100
+    assert lane.itself.unchecked_s() == 0

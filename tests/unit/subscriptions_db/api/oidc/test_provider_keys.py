@@ -51,7 +51,7 @@ def test_both_kinds_of_keys_are_used():
 
 @pytest.mark.parametrize("document", [{}, {"keys": None}, {"keys": []}, {"keys": {"first": RSA}}, {"keys": [{"kty": "oct"}]}])
 def test_a_document_without_usable_keys_is_refused(document):
-    with pytest.raises(ValueError, match="no key for signatures"):
+    with pytest.raises(ValueError, match="key set has no usable key"):
         provider_keys.signing_keys(document)
 
 
