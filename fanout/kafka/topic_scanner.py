@@ -156,7 +156,7 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
         )
     try:
         consume(message)
-    except (errors.StateUnreadable, LookupError, RecursionError, TypeError, ValueError) as exc:
+    except (errors.StateUnreadable, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as exc:
         said = f"{type(exc).__name__}: {str(exc).partition('. ')[0]}"
         raise unreadable(f"{place}:{message.offset()}", said) from exc
 

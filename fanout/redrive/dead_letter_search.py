@@ -142,9 +142,10 @@ class DeadLetterReader:
 
         self._scanner.read(extents, "dead letters", taken)
 
-    def has_retries_topic(self) -> bool:
-        """Return True if there is a retries topic that this login may describe."""
-        return self._config.retries_topic in self._scanner.names()
+    def missing_topic(self) -> str | None:
+        """Return the attempts or retries topic if there is none that this login may describe; None: there are both."""
+        known = self._scanner.names()
+        return next((name for name in (self._config.attempts_topic, self._config.retries_topic) if name not in known), None)
 
     def close(self) -> None:
         """Close the connection to Kafka."""
@@ -273,14 +274,15 @@ def redrive(
     Return the number of enqueued dead letters, and of those left out because they were redriven before. With a `limit`, enqueue
     at most `limit` dead letters, the oldest. With `dry_run`, only count. `now_ms` None: the present time.
 
-    Raise SettingsError if there is no retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or writing fails.
-    Some dead letters may be enqueued then, and the next call leaves these out.
+    Raise SettingsError if there is no attempts or retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or
+    writing fails. Some dead letters may be enqueued then, and the next call leaves these out.
     """
-    if not reader.has_retries_topic():
+    missing = reader.missing_topic()
+    if missing is not None:  # without the attempts topic, redriven dead letters would be redriven again
         raise errors.SettingsError(
-            f"there is no topic {config.delivery.retries_topic} on {config.kafka.bootstrap_servers} that this login may "
-            "describe, so nothing was redriven: the job has not created it, or it has another name. Start the job, set "
-            "delivery.retries_topic, or grant Describe on the topic to the login"
+            f"there is no topic {missing} on {config.kafka.bootstrap_servers} that this login may describe, so nothing was "
+            "redriven: the job has not created it, or it has another name. Start the job, correct the topics in the area "
+            "delivery, or grant Describe on the topic to the login"
         )
     plan = redrive_plan.Plan(selection, reader.redriven(selection.since_ms))
     extents = reader.extents(selection.since_ms)

@@ -51,6 +51,14 @@ class Summary:
         }
 
 
+_Owned = tuple[str, str, DeliveryMode]
+"""An endpoint's id, its customer, and the delivery mode. Another customer may have registered the id of a deleted endpoint."""
+
+
+def _owned(letter: DeadLetter) -> _Owned:
+    return letter.endpoint_id, letter.customer_id, letter.mode
+
+
 class Enqueuer:
     """Write chosen dead letters to the retries topic as retry entries, with a note about each.
 
@@ -67,7 +75,7 @@ class Enqueuer:
         self._now_ms = now_ms
         self._batch_sizes = collections.Counter(newest.batch for newest in chosen if newest.batch)
         self._batches: dict[str, list[DeadLetter]] = {}
-        self._requests = collections.defaultdict[tuple[str, DeliveryMode], list[list[DeadLetter]]](list)
+        self._requests = collections.defaultdict[_Owned, list[list[DeadLetter]]](list)
         self._buffered = self._buffered_bytes = 0
         self._notes: list[publishing.Message] = []
 
@@ -81,7 +89,7 @@ class Enqueuer:
         self._buffered += 1
         self._buffered_bytes += len(letter.payload_base64)
         if not batch:
-            self._requests[letter.endpoint_id, letter.mode].append([letter])
+            self._requests[_owned(letter)].append([letter])
         else:
             of_batch = self._batches.setdefault(batch, [])
             of_batch.append(letter)
@@ -102,10 +110,10 @@ class Enqueuer:
 
     def _complete(self, batch: str) -> None:
         letters = self._batches.pop(batch)
-        self._requests[letters[0].endpoint_id, letters[0].mode] += redrive_plan.requests_of(letters)
+        self._requests[_owned(letters[0])] += redrive_plan.requests_of(letters)
 
     def _write(self) -> None:
-        for (endpoint_id, _), requests in self._requests.items():
+        for (endpoint_id, *_), requests in self._requests.items():
             count = sum(map(len, requests))
             self.summary.letters += count
             self.summary.requests += len(requests)

@@ -132,9 +132,9 @@ class Plan:
 
 def _fault(letter: DeadLetter) -> str:
     try:
-        letter.event()
+        _record_bytes(letter)
         letter.payload()
-    except ValueError as exc:  # another program wrote it
+    except (ArithmeticError, ValueError) as exc:  # another program wrote it
         return f"{type(exc).__name__}: {exc}"
     return ""
 

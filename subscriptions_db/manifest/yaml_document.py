@@ -144,7 +144,7 @@ def read(text: bytes | str, name: str = "") -> Document:
         spaced = _without_mark(text).replace("\t", " ")  # tabs of JSON only stand between tokens, where YAML may refuse them
         text = _SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), spaced)
     try:
-        _require_shallow(text, name)
+        _require_bounded(text, name)
         loader = _Loader(text)
         root = loader.get_single_node()
         value = None if root is None else loader.construct_document(root)
@@ -184,19 +184,37 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _require_shallow(text: bytes | str, name: str) -> None:
-    """Raise RegistrationError, with the line, for a list or mapping nested deeper than MAX_LEVELS. Does not recurse."""
-    levels = 0
+def _require_bounded(text: bytes | str, name: str) -> None:
+    """Raise RegistrationError, with the line, for a document that is nested too deeply or too large. Does not recurse.
+
+    1. A list or mapping is nested deeper than MAX_LEVELS.
+    2. With its aliases written out, the document has more than MAX_DOCUMENT_BYTES characters.
+    """
+    sizes, anchors = [0], dict[str | None, int]()
+    """Characters and values: of the document and of each open list or mapping, and of the anchors."""
+    opened: list[str | None] = []
     for event in yaml.parse(text, Loader=_SAFE_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
-            levels += 1
-            if levels > MAX_LEVELS:
-                raise errors.RegistrationError(
-                    "",
-                    f"not YAML that can be read: it is nested deeper than {MAX_LEVELS} levels. Flatten it",
-                ).at(name, event.start_mark.line + 1 if event.start_mark else None)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            levels -= 1
+            opened.append(event.anchor)
+            sizes.append(1)
+            problem = f"it is nested deeper than {MAX_LEVELS} levels. Flatten it" if len(opened) > MAX_LEVELS else ""
+        elif isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+            if isinstance(event, yaml.AliasEvent):
+                size, anchor = anchors.get(event.anchor, 0), None
+            elif isinstance(event, yaml.ScalarEvent):
+                size, anchor = 1 + len(event.value), event.anchor
+            else:
+                size, anchor = sizes.pop(), opened.pop()
+            if anchor is not None:
+                anchors[anchor] = size
+            sizes[-1] += size
+            is_large = sizes[-1] > MAX_DOCUMENT_BYTES
+            problem = f"its aliases (*) make it larger than {MAX_DOCUMENT_BYTES} bytes. Repeat less" if is_large else ""
+        else:
+            continue
+        if problem:
+            line = event.start_mark.line + 1 if event.start_mark else None
+            raise errors.RegistrationError("", f"not YAML that can be read: {problem}").at(name, line)
 
 
 def _unreadable(text: bytes | str, refused: str) -> tuple[str, int]:

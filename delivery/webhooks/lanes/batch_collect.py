@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from delivery.model import Delivery, Event, Outcome, OutcomeKind, Record
 from delivery.payload_form import EndpointPayload
-from delivery.registry_model import DeliveryMode, Endpoint, EndpointId
+from delivery.registry_model import CustomerId, DeliveryMode, Endpoint, EndpointId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.formats import decoder
@@ -83,7 +83,8 @@ class Collector:
         )
         self._shards = shards
         self._immediate_flush_ms = immediate_flush_s * 1000
-        self._open: dict[EndpointId, segment.PendingBatch] = {}
+        self._open: dict[tuple[EndpointId, CustomerId], segment.PendingBatch] = {}
+        """With cached look-ups, events of one task may be due to a deleted endpoint, and to another customer's with its id."""
         self._batch_counts: collections.Counter[EndpointId] = collections.Counter()
         """Number of full batches so far, by endpoint."""
         self._closed: dict[int, list[segment.PendingBatch]] = {}
@@ -113,7 +114,7 @@ class Collector:
         The results: offset receipts, paused partitions, and the numbers of reused ids and of invalid times.
         """
         batches = self._closed
-        for endpoint_id, batch in self._open.items():
+        for (endpoint_id, _), batch in self._open.items():
             if batch.items:
                 batches.setdefault(_owner_shard(endpoint_id, self._shards), []).append(batch)
         results = Results(
@@ -126,7 +127,7 @@ class Collector:
 
     def _add(self, item: segment.SegmentItem, match: matching.Match) -> None:
         endpoint = match.endpoint
-        batch = self._open.get(endpoint.endpoint_id) or self._new_batch(endpoint)
+        batch = self._open.get((endpoint.endpoint_id, endpoint.customer_id)) or self._new_batch(endpoint)
         bounds = batch.bounds
         if batch.items and batch.size + item.size > bounds.max_bytes:
             batch = self._close_batch(batch, endpoint)
@@ -150,7 +151,7 @@ class Collector:
     def _new_batch(self, endpoint: Endpoint) -> segment.PendingBatch:
         assert endpoint.batching is not None, "the registry sets it for each endpoint in batch mode"  # noqa: S101
         is_immediate = endpoint.batching.max_wait_s * 1000 <= self._immediate_flush_ms
-        batch = self._open[endpoint.endpoint_id] = segment.PendingBatch(
+        batch = self._open[endpoint.endpoint_id, endpoint.customer_id] = segment.PendingBatch(
             endpoint_id=endpoint.endpoint_id,
             customer_id=endpoint.customer_id,
             bounds=segment.bounds_of(endpoint.endpoint_id, endpoint.batching),

@@ -120,7 +120,8 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
         else ToRequeue(NextAttempt(entry.again_at_ms, entry.retries), reason)
         for entry in lease.entries
     ]
-    return Triage(reason, decisions)
+    # A report with a reason to pause says that all entries stay, also those that have ended.
+    return Triage(reason if all(isinstance(decision, ToRequeue) for decision in decisions) else None, decisions)
 
 
 def settle(

@@ -171,7 +171,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
         Raise ValueError if the payload or a header is not base64: another program wrote the dead letter.
         """
-        headers = tuple((header.name, base64.b64decode(header.value_base64, validate=True)) for header in self.headers)
+        headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in self.headers)
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, headers)
         return Event(
             event_id=self.event_id,

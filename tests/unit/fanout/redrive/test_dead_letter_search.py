@@ -117,7 +117,8 @@ def test_a_dead_letter_is_selected_if_it_meets_all_conditions(asked, is_meant):
     [
         {"payload_base64": "no base64!"},
         {"payload_form": PayloadForm.BYTES, "payload_base64": base64.b64encode(b'"no base64!"').decode()},
-        {"headers": [dead_letter_records.Header(name="h", value_base64="no base64!")]},
+        {"headers": [dead_letter_records.Header(name="h", value_base64="x")]},
+        {"appended_at_ms": 2**64},
     ],
 )
 def test_only_a_chosen_dead_letter_of_another_program_has_a_fault(fields):

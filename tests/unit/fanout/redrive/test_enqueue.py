@@ -2,10 +2,12 @@
 
 import itertools
 
+import msgspec
 import pytest
 
 from delivery.config import settings
 from delivery.webhooks.results import log_records
+from delivery.webhooks.retries import retry_messages
 from fanout.kafka import publishing
 from fanout.kafka.places import Place
 from fanout.reconcile import evidence
@@ -64,3 +66,22 @@ def test_dead_letters_of_both_modes_of_an_endpoint_count_as_redriven(is_batch_fi
         found.add_dead_letter(dead_letter)
     [place] = found.places()
     assert list(itertools.chain(*(states for *_, states in found.statements(place)))) == [evidence.REDRIVEN] * 5
+
+
+def test_dead_letters_of_two_customers_of_an_endpoint_id_share_no_record(monkeypatch):
+    """Regression: one record had both, under the first customer. The other's was skipped, or sent to the wrong customer."""
+    monkeypatch.setattr(publishing, "Publisher", publishers.Publisher)
+    mine = direct_letter(1)
+    letters = [mine, msgspec.structs.replace(mine, customer_id="c2", offset=2)]
+    redrive = enqueuer(letters, dry_run=False)
+    for dead_letter in letters:
+        redrive.add(dead_letter)
+    redrive.finish()
+    records = [
+        message for message in redrive._publisher.published if message.topic == settings.Settings().delivery.retries_topic
+    ]
+    assert [retry_messages.message(record.value).customer_id for record in records] == ["c1", "c2"]
+    notes = [
+        message for message in redrive._publisher.published if message.topic == settings.Settings().delivery.attempts_topic
+    ]
+    assert [log_records.decode(note.value).customer_id for note in notes] == ["c1", "c2"]

@@ -16,6 +16,7 @@ from delivery.webhooks.lanes import batch_collect
 from delivery.webhooks.results import counters
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import intake, registries, seen_ids
+from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.sending import batch_payload, payload
 from tests.support import builders
 from tests.support.batches import endpoint
@@ -117,6 +118,18 @@ def test_an_event_for_many_endpoints_is_written_once_per_shard():
     [row] = collector.finish().rows
     assert len(segment.decoded(row.segment)) == 60
     assert len(row.segment) < 2 * 3000 + 60 * 100
+
+
+def test_two_customers_of_an_endpoint_id_share_no_batch():
+    """Regression: with cached look-ups, one batch had events of both, and all of them were skipped."""
+    registry = registries.WholeRegistry("base", snapshot(endpoint()))
+    collector = batch_collect.Collector(registry, parsing.Layout(), shards=SHARDS, now_ms=NOW_MS)
+    first, second = records(2)
+    asyncio.run(collector.add([first]))
+    registry.advance(SnapshotChanges(since=1, revision=2, endpoints={"ep1": endpoint(customer_id="c2")}))
+    asyncio.run(collector.add([second]))
+    batches = [batch for row in collector.finish().rows for batch in segment.decoded(row.segment)]
+    assert [(batch.customer_id, event_ids(batch)) for batch in batches] == [("c1", ["e0"]), ("c2", ["e1"])]
 
 
 def test_each_lane_serves_the_endpoints_of_its_mode():

@@ -119,9 +119,11 @@ def test_a_stopped_endpoint_requeues_the_whole_lease(fields, reason):
 def test_entries_of_another_mode_do_not_wait_for_a_stopped_endpoint(status):
     """Their endpoint was deleted. Its id belongs to another one now, which is stopped."""
     stopped = view(mode=DeliveryMode.BATCH, status=status)
-    reason, [of_deleted, of_stopped] = decided(lease(waiting(), waiting(FIRST, SECOND)), stopped)
-    assert of_deleted == ToEnd({SkipReason.ENDPOINT_DELETED: ALL})
-    assert of_stopped == ToRequeue(NextAttempt(0, 0), reason)
+    paused = f"endpoint_{status}"
+    reason, decisions = decided(lease(waiting(), waiting(FIRST, SECOND)), stopped)
+    assert decisions == [ToEnd({SkipReason.ENDPOINT_DELETED: ALL}), ToRequeue(NextAttempt(0, 0), paused)]
+    assert reason is None  # with a reason, the shard would keep the entry that has ended
+    assert decided(lease(waiting(FIRST, SECOND)), stopped) == (paused, [ToRequeue(NextAttempt(0, 0), paused)])
 
 
 def accepted(*events):
