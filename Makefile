@@ -94,9 +94,9 @@ test-openapi: setup
 # Builds the image again if it is missing or older than the sources; FANOUT_IMAGE names another image, which is taken as it is.
 test-k8s: prepare
 	@$(BIN)/python deploy/helm/tools $(TOOLS)
+	@$(BIN)/python -m tests.k8s.cluster build
 	@test -n "$$FANOUT_IMAGE" || deploy/image/is-current || $(MAKE) image ARGS=
 	@deploy/image/development/build
-	@$(BIN)/python -m tests.k8s.cluster build
 	@$(BIN)/python -m pytest --timeout 900 tests/k8s $(ARGS); status=$$?; $(BIN)/python -m tests.k8s.cluster down; exit $$status
 
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of

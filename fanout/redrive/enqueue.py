@@ -85,7 +85,7 @@ class Enqueuer:
         The chosen dead letters of one batch go in one request again, or in several of at most redrive_plan.MAX_REQUEST_BYTES. A
         larger dead letter goes alone.
         """
-        batch = letter.batch_webhook_id
+        batch = redrive_plan.batch_of(letter)
         self._buffered += 1
         self._buffered_bytes += len(letter.payload_base64)
         if not batch:

@@ -70,7 +70,7 @@ class Newest(NamedTuple):
     dead_lettered_at_ms: int
     place: LetterPlace
     batch: str
-    """`webhook-id` of the batch with the event. Empty: the event was sent alone, or the batch could not be built."""
+    """The batch with the event (`batch_of`). Empty: the event was sent alone, or the batch could not be built."""
     fault: str
     """Why the dead letter cannot be redriven; empty: it can."""
 
@@ -121,8 +121,7 @@ class Plan:
         elif self._redriven.has(letter):
             self.redriven_before += 1
         else:
-            batch = letter.batch_webhook_id or ""
-            self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, batch, _fault(letter))
+            self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, batch_of(letter), _fault(letter))
 
     def chosen(self, limit: int | None = None) -> dict[LetterPlace, Newest]:
         """Return the chosen dead letters by place: the `limit` oldest, or all without a limit."""
@@ -130,11 +129,16 @@ class Plan:
         return {letter.place: letter for letter in newest}
 
 
+def batch_of(letter: DeadLetter) -> str:
+    """Return customer and `webhook-id` of the batch with the event of a dead letter; empty: no batch, or one without an id."""
+    return f"{letter.customer_id}/{letter.batch_webhook_id}" if letter.batch_webhook_id else ""
+
+
 def _fault(letter: DeadLetter) -> str:
     try:
         _record_bytes(letter)
         letter.payload()
-    except (ArithmeticError, ValueError) as exc:  # another program wrote it
+    except (ArithmeticError, TypeError, ValueError) as exc:  # another program wrote it
         return f"{type(exc).__name__}: {exc}"
     return ""
 

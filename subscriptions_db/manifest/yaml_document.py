@@ -22,6 +22,8 @@ _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The C loader if it is available: it is ten times faster."""
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """Maximum bytes of a document in UTF-8."""
+MAX_WITH_ALIASES = 512 * 1024 * 1024
+"""Maximum characters of a document with its aliases written out. Aliases of aliases may double them with each line."""
 MAX_LEVELS = 100
 """Maximum levels of nested lists and mappings. libyaml composes nested nodes by recursion in C. So a document of some 50,000
 levels would end the process with a segmentation fault. Filters, schemas and examples have lower bounds of their own."""
@@ -55,6 +57,12 @@ _SURROGATES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-
 """A character that JSON escapes as two surrogates. libyaml refuses both."""
 _MISFIT = "a value does not fit its tag !!{}: correct it, or put it in quotes without a tag"
 _TOO_LONG = "a number has too many digits: put it in quotes"
+
+
+_TOO_MANY_ALIASES = (
+    f"with its aliases (*) written out it has more than {MAX_WITH_ALIASES} characters. Split it into parts, or use fewer "
+    "aliases"
+)
 
 
 class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
@@ -188,7 +196,7 @@ def _require_bounded(text: bytes | str, name: str) -> None:
     """Raise RegistrationError, with the line, for a document that is nested too deeply or too large. Does not recurse.
 
     1. A list or mapping is nested deeper than MAX_LEVELS.
-    2. With its aliases written out, the document has more than MAX_DOCUMENT_BYTES characters.
+    2. With its aliases written out, the document has more than MAX_WITH_ALIASES characters.
     """
     sizes, anchors = [0], dict[str | None, int]()
     """Characters and values: of the document and of each open list or mapping, and of the anchors."""
@@ -208,8 +216,7 @@ def _require_bounded(text: bytes | str, name: str) -> None:
             if anchor is not None:
                 anchors[anchor] = size
             sizes[-1] += size
-            is_large = sizes[-1] > MAX_DOCUMENT_BYTES
-            problem = f"its aliases (*) make it larger than {MAX_DOCUMENT_BYTES} bytes. Repeat less" if is_large else ""
+            problem = _TOO_MANY_ALIASES if sizes[-1] > MAX_WITH_ALIASES else ""
         else:
             continue
         if problem:

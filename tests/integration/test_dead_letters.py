@@ -264,6 +264,15 @@ def test_reconcile_finds_missing_and_surplus_deliveries(platform):
     assert "not everything adds up" in platform.run("reconcile", "--settle", "0s", code=1)
 
 
+@pytest.mark.parametrize("topic", ["ATTEMPTS", "RETRIES"])
+def test_a_redrive_without_a_topic_of_its_notes_is_refused(platform, topic):
+    """Regression: dead letters whose notes could not be read were redriven again."""
+    result = CliRunner(env={f"FANOUT_DELIVERY_{topic}_TOPIC": "nobody-made-it"}).invoke(
+        main.app, ["--config", str(platform._file), "dead-letters", "redrive", "--all"]
+    )
+    assert "there is no topic nobody-made-it on" in str(result.exception)
+
+
 @pytest.mark.parametrize("topic", ["ATTEMPTS", "DEAD_LETTER", "REJECTED", "RETRIES"])
 def test_a_missing_result_topic_is_named(platform, topic):
     """Regression: a topic that the login may not describe counted as empty, so healthy deliveries were reported as lost."""

@@ -44,8 +44,9 @@ def available(context: SparkContext) -> int:
     conf = context.getConf()
     local = _LOCAL.match(context.master or "")
     executors, cores = (int(conf.get(f"spark.executor.{name}", "0") or 0) for name in ("instances", "cores"))
-    slots = int(local[1]) if local else executors * cores
-    return (slots or context.defaultParallelism) // int(conf.get("spark.task.cpus", "1"))
+    cpus = int(conf.get("spark.task.cpus", "1"))
+    slots = int(local[1]) // cpus if local else executors * (cores // cpus)
+    return slots or context.defaultParallelism // cpus
 
 
 def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None:

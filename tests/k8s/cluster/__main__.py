@@ -26,12 +26,12 @@ from tests.k8s.cluster.failure import ClusterError
 
 def build() -> None:
     """Build the programs of the cluster that the cache lacks. Some minutes, once; on a slow machine half an hour."""
+    prerequisites.require()
     binaries.ensure(say)
 
 
 def up() -> None:
     """Start everything that does not run; return when both nodes are ready."""
-    prerequisites.require()
     build()
     kubectl.tool("kubectl")
     began = time.monotonic()

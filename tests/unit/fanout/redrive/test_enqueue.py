@@ -19,7 +19,7 @@ from tests.unit.fanout.redrive.test_dead_letter_search import letter as direct_l
 
 def enqueuer(letters, *, dry_run=True):
     chosen = [
-        redrive_plan.Newest(letter.dead_lettered_at_ms, (Place("dead_letters", 0), offset), letter.batch_webhook_id, "")
+        redrive_plan.Newest(letter.dead_lettered_at_ms, (Place("dead_letters", 0), offset), redrive_plan.batch_of(letter), "")
         for offset, letter in enumerate(letters)
     ]
     return enqueue.Enqueuer(settings.Settings(), chosen, now_ms=NOW_MS, dry_run=dry_run)
@@ -85,3 +85,19 @@ def test_dead_letters_of_two_customers_of_an_endpoint_id_share_no_record(monkeyp
         message for message in redrive._publisher.published if message.topic == settings.Settings().delivery.attempts_topic
     ]
     assert [log_records.decode(note.value).customer_id for note in notes] == ["c1", "c2"]
+
+
+def test_events_of_two_customers_share_no_request_of_a_batch(monkeypatch):
+    monkeypatch.setattr(publishing, "Publisher", publishers.Publisher)
+    letters = [
+        msgspec.structs.replace(dead_letter, customer_id=f"c{number % 2}")
+        for number, dead_letter in enumerate(letters_of_batch(0, 1, 2, 3)[1])
+    ]
+    redrive = enqueuer(letters, dry_run=False)
+    for dead_letter in letters:
+        redrive.add(dead_letter)
+    redrive.finish()
+    records = [
+        message for message in redrive._publisher.published if message.topic == settings.Settings().delivery.retries_topic
+    ]
+    assert [retry_messages.message(record.value).customer_id for record in records] == ["c0", "c1"]

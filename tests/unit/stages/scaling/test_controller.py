@@ -216,3 +216,10 @@ def test_a_failure_to_look_is_logged_and_the_lanes_continue(monkeypatch, caplog)
         assert seen.wait(10)
         assert sizing.now().tasks == 2
     assert "the number of executors could not be decided" in caplog.text
+
+
+@pytest.mark.parametrize(("cpus", "tasks"), [({}, 4), ({"spark.task.cpus": "2"}, 2), ({"spark.task.cpus": "3"}, 1)])
+def test_an_executor_runs_as_many_tasks_as_its_cores_allow(cpus, tasks):
+    """Regression: spark.task.cpus was not heeded, so the lanes planned twice the tasks that could run."""
+    config = settings.SparkSettings(master="spark://m:7077", conf={"spark.executor.cores": "4", **cpus})
+    assert executors.cores(config) == tasks

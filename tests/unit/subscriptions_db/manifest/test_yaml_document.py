@@ -83,6 +83,8 @@ def test_json_with_a_repeated_name_is_refused_as_in_yaml():
 def test_aliases_that_double_at_each_level_are_refused_at_once():
     """Regression: a filter of 28 such levels took minutes and gigabytes."""
     levels = ["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
-    with pytest.raises(errors.RegistrationError, match=r"^f:\d+: not YAML that can be read: its aliases \(\*\) make it larger"):
+    with pytest.raises(
+        errors.RegistrationError, match=r"^f:\d+: not YAML that can be read: with its aliases \(\*\) written out"
+    ):
         yaml_document.read("\n".join(levels), "f")
     assert yaml_document.read("a: &a [x, y]\nb: [*a, *a]").value["b"] == [["x", "y"], ["x", "y"]]
