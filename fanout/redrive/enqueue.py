@@ -51,11 +51,11 @@ class Summary:
         }
 
 
-_Owned = tuple[str, str, DeliveryMode]
+_EndpointKey = tuple[str, str, DeliveryMode]
 """An endpoint's id, its customer, and the delivery mode. Another customer may have registered the id of a deleted endpoint."""
 
 
-def _owned(letter: DeadLetter) -> _Owned:
+def _key_of(letter: DeadLetter) -> _EndpointKey:
     return letter.endpoint_id, letter.customer_id, letter.mode
 
 
@@ -75,7 +75,7 @@ class Enqueuer:
         self._now_ms = now_ms
         self._batch_sizes = collections.Counter(newest.batch for newest in chosen if newest.batch)
         self._batches: dict[str, list[DeadLetter]] = {}
-        self._requests = collections.defaultdict[_Owned, list[list[DeadLetter]]](list)
+        self._requests = collections.defaultdict[_EndpointKey, list[list[DeadLetter]]](list)
         self._buffered = self._buffered_bytes = 0
         self._notes: list[publishing.Message] = []
 
@@ -89,7 +89,7 @@ class Enqueuer:
         self._buffered += 1
         self._buffered_bytes += len(letter.payload_base64)
         if not batch:
-            self._requests[_owned(letter)].append([letter])
+            self._requests[_key_of(letter)].append([letter])
         else:
             of_batch = self._batches.setdefault(batch, [])
             of_batch.append(letter)
@@ -110,7 +110,7 @@ class Enqueuer:
 
     def _complete(self, batch: str) -> None:
         letters = self._batches.pop(batch)
-        self._requests[_owned(letters[0])] += redrive_plan.requests_of(letters)
+        self._requests[_key_of(letters[0])] += redrive_plan.requests_of(letters)
 
     def _write(self) -> None:
         for (endpoint_id, *_), requests in self._requests.items():

@@ -104,16 +104,16 @@ def deferral_rows(
     MAX_POSTPONED_BYTES, in the order in which they were postponed. `revision` is the newest revision of the registry that may
     have made the deliveries due. NO_REVISION: unknown.
     """
-    entries = collections.defaultdict[_Owned, list[retry_messages.RetryEntry]](list)
+    entries = collections.defaultdict[_EndpointKey, list[retry_messages.RetryEntry]](list)
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.POSTPONED:
             entry = retry_messages.delivery_entry(outcome, now_ms=now_ms, revision=revision)
-            entries[_owned(outcome.delivery.endpoint)].append(entry)
+            entries[_key_of(outcome.delivery.endpoint)].append(entry)
     for batch, _ in results.batches:
         if batch.kind is OutcomeKind.POSTPONED:
             packed = list(map(segment.packed, batch.delivery.events))
             entry = retry_messages.batch_entry(batch, packed, now_ms=now_ms, revision=revision)
-            entries[_owned(batch.delivery.endpoint)].append(entry)
+            entries[_key_of(batch.delivery.endpoint)].append(entry)
     for (endpoint_id, customer_id), of_endpoint in entries.items():
         for chunk in chunking.chunks(of_endpoint, lambda entry: entry.written_bytes, MAX_POSTPONED_BYTES):
             written = retry_messages.encoded(retry_messages.Postponed.deferral(endpoint_id, customer_id, chunk))
@@ -126,10 +126,10 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
     A record also says if the endpoint accepted one of these requests. The caller writes the records after the records with the
     results of these attempts.
     """
-    names = collections.defaultdict[_Owned, list[bytes]](list)
-    accepting = {_owned(outcome.delivery.endpoint) for _, outcome in ended if outcome.kind is OutcomeKind.DELIVERED}
+    names = collections.defaultdict[_EndpointKey, list[bytes]](list)
+    accepting = {_key_of(outcome.delivery.endpoint) for _, outcome in ended if outcome.kind is OutcomeKind.DELIVERED}
     for name, outcome in ended:
-        names[_owned(outcome.delivery.endpoint)].append(name)
+        names[_key_of(outcome.delivery.endpoint)].append(name)
     for (endpoint_id, customer_id), of_endpoint in names.items():
         completion = retry_messages.Postponed.completion(
             endpoint_id, customer_id, of_endpoint, accepted=(endpoint_id, customer_id) in accepting
@@ -144,11 +144,11 @@ def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterat
     `window.NOT_ACCEPTED`, a record says that the endpoint did not accept a request. For an endpoint in `results.accepting` a
     record says only that the endpoint accepted one. The caller writes these records after those of `deferral_rows`.
     """
-    accepts: dict[_Owned, bool] = {}
+    accepts: dict[_EndpointKey, bool] = {}
     for outcome in itertools.chain[Outcome[Any]](results.outcomes, (batch.outcome for batch in results.batches)):
         if outcome.kind is OutcomeKind.DEAD_LETTERED and outcome.reason in window.NOT_ACCEPTED:
-            accepts[_owned(outcome.delivery.endpoint)] = False
-    accepts |= {_owned(to): True for to in results.accepting}
+            accepts[_key_of(outcome.delivery.endpoint)] = False
+    accepts |= {_key_of(to): True for to in results.accepting}
     for (endpoint_id, customer_id), is_accepting in accepts.items():
         hint = retry_messages.Postponed.health_hint(endpoint_id, customer_id, accepts=is_accepting, at_ms=now_ms)
         yield from _retry_rows(endpoint_id, retry_messages.encoded(hint), topics)
@@ -159,12 +159,12 @@ def _retry_rows(endpoint_id: EndpointId, written: bytes, topics: Topics) -> Iter
         yield TopicRow(topics.retries, record.key, record.value)
 
 
-_Owned = tuple[EndpointId, CustomerId]
+_EndpointKey = tuple[EndpointId, CustomerId]
 """An endpoint: its id, and its customer. After a deletion another customer may register the id, and one task may have results
 of both endpoints."""
 
 
-def _owned(endpoint: Endpoint) -> _Owned:
+def _key_of(endpoint: Endpoint) -> _EndpointKey:
     return endpoint.endpoint_id, endpoint.customer_id
 
 

@@ -44,60 +44,58 @@ def test_a_batch_goes_without_a_dead_letter_that_expired_meanwhile():
     assert (redrive.summary.letters, redrive.summary.requests) == (3, 1)
 
 
+@pytest.fixture
+def publisher(monkeypatch):
+    """Enqueuers publish to a list."""
+    monkeypatch.setattr(publishing, "Publisher", publishers.Publisher)
+
+
+def enqueued(letters):
+    """Enqueue dead letters; return the records of the retries topic and of the attempts topic."""
+    redrive, topics = enqueuer(letters, dry_run=False), settings.Settings().delivery
+    for dead_letter in letters:
+        redrive.add(dead_letter)
+    redrive.finish()
+    published = redrive._publisher.published
+    return [
+        [message.value for message in published if message.topic == name]
+        for name in (topics.retries_topic, topics.attempts_topic)
+    ]
+
+
+@pytest.mark.usefixtures("publisher")
 @pytest.mark.parametrize("is_batch_first", [False, True])
-def test_dead_letters_of_both_modes_of_an_endpoint_count_as_redriven(is_batch_first, monkeypatch):
+def test_dead_letters_of_both_modes_of_an_endpoint_count_as_redriven(is_batch_first):
     """Regression: `fanout reconcile` reported a contradiction for an endpoint whose mode had changed.
 
     Both modes shared a record, and its note had the mode of the first dead letter only.
     """
-    monkeypatch.setattr(publishing, "Publisher", publishers.Publisher)
     batch = letters_of_batch(0, 1, 2, 3)[1]
     letters = [*batch, direct_letter(7)] if is_batch_first else [direct_letter(7), *batch]
     assert len({dead_letter.endpoint_id for dead_letter in letters}) == 1
-    redrive = enqueuer(letters, dry_run=False)
-    for dead_letter in letters:
-        redrive.add(dead_letter)
-    redrive.finish()
     found = evidence.Evidence()
-    for message in redrive._publisher.published:
-        if message.topic == settings.Settings().delivery.attempts_topic:
-            found.add_log_record(log_records.decode(message.value), NOW_MS)
+    for note in enqueued(letters)[1]:
+        found.add_log_record(log_records.decode(note), NOW_MS)
     for dead_letter in letters:
         found.add_dead_letter(dead_letter)
     [place] = found.places()
     assert list(itertools.chain(*(states for *_, states in found.statements(place)))) == [evidence.REDRIVEN] * 5
 
 
-def test_dead_letters_of_two_customers_of_an_endpoint_id_share_no_record(monkeypatch):
+@pytest.mark.usefixtures("publisher")
+def test_dead_letters_of_two_customers_of_an_endpoint_id_share_no_record():
     """Regression: one record had both, under the first customer. The other's was skipped, or sent to the wrong customer."""
-    monkeypatch.setattr(publishing, "Publisher", publishers.Publisher)
     mine = direct_letter(1)
-    letters = [mine, msgspec.structs.replace(mine, customer_id="c2", offset=2)]
-    redrive = enqueuer(letters, dry_run=False)
-    for dead_letter in letters:
-        redrive.add(dead_letter)
-    redrive.finish()
-    records = [
-        message for message in redrive._publisher.published if message.topic == settings.Settings().delivery.retries_topic
-    ]
-    assert [retry_messages.message(record.value).customer_id for record in records] == ["c1", "c2"]
-    notes = [
-        message for message in redrive._publisher.published if message.topic == settings.Settings().delivery.attempts_topic
-    ]
-    assert [log_records.decode(note.value).customer_id for note in notes] == ["c1", "c2"]
+    records, notes = enqueued([mine, msgspec.structs.replace(mine, customer_id="c2", offset=2)])
+    assert [retry_messages.message(record).customer_id for record in records] == ["c1", "c2"]
+    assert [log_records.decode(note).customer_id for note in notes] == ["c1", "c2"]
 
 
-def test_events_of_two_customers_share_no_request_of_a_batch(monkeypatch):
-    monkeypatch.setattr(publishing, "Publisher", publishers.Publisher)
+@pytest.mark.usefixtures("publisher")
+def test_events_of_two_customers_share_no_request_of_a_batch():
     letters = [
         msgspec.structs.replace(dead_letter, customer_id=f"c{number % 2}")
         for number, dead_letter in enumerate(letters_of_batch(0, 1, 2, 3)[1])
     ]
-    redrive = enqueuer(letters, dry_run=False)
-    for dead_letter in letters:
-        redrive.add(dead_letter)
-    redrive.finish()
-    records = [
-        message for message in redrive._publisher.published if message.topic == settings.Settings().delivery.retries_topic
-    ]
-    assert [retry_messages.message(record.value).customer_id for record in records] == ["c0", "c1"]
+    records, _ = enqueued(letters)
+    assert [retry_messages.message(record).customer_id for record in records] == ["c0", "c1"]

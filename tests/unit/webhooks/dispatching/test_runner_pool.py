@@ -28,6 +28,13 @@ class Work:
             self.pool.start()
         await asyncio.sleep(0)
 
+    async def detached(self):
+        """Offer one item, and return its runner, detached."""
+        await self.offer(1)
+        [(_, runner)] = self.taken
+        self.pool.detach(runner)
+        return runner
+
 
 def test_there_are_at_most_as_many_runners_as_allowed():
     async def play():
@@ -58,9 +65,7 @@ def test_an_idle_runner_is_woken_before_another_is_started():
 def test_a_detached_runner_gives_its_place_to_another_and_is_not_cancelled():
     async def play():
         work = Work(max_runners=1)
-        await work.offer(1)
-        [(_, detached)] = work.taken
-        work.pool.detach(detached)
+        detached = await work.detached()
         await work.offer(1)
         assert (len(work.taken), work.pool.busy) == (2, 1)
         work.pool.cancel()
@@ -76,9 +81,7 @@ def test_the_failure_of_a_detached_runner_is_none_of_the_pools():
 
     async def play():
         work = Work(max_runners=1)
-        await work.offer(1)
-        [(_, detached)] = work.taken
-        work.pool.detach(detached)
+        detached = await work.detached()
         work.ends.put_nowait(ValueError("ours"))
         with pytest.raises(ValueError, match="ours"):
             await detached
