@@ -7,9 +7,10 @@ unpickles a value without large modules.
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 
 from delivery.payload_form import EndpointPayload
 from delivery.secret import Secret
@@ -29,8 +30,19 @@ remove it. The registry refuses a tenant of this name."""
 FAILING = "failing"
 """Reason why the platform disables an endpoint: its attempts failed for `retry.disable_after_s` or longer, and none was
 accepted. The endpoint was active in that time. The other reason is `error_classes.GONE`."""
-Disable = Callable[[Iterable[EndpointId], str], None]
-"""A function that requests to disable endpoints in the registry, for a reason. It returns before the endpoints are disabled."""
+
+
+class AttemptedEndpoint(NamedTuple):
+    """An endpoint, and the URL at which it was attempted. A URL may carry tokens, so only its hash is passed on."""
+
+    endpoint_id: EndpointId
+    url_sha256: bytes | None = None
+    """SHA-256 of the URL. None: not known, or attempts at different URLs."""
+
+
+Disable = Callable[[Iterable[AttemptedEndpoint], str], None]
+"""A function that requests to disable endpoints in the registry, for a reason. It returns before the endpoints are disabled. An
+endpoint whose URL has changed since the attempt is not disabled."""
 
 
 class TenantStatus(enum.StrEnum):
@@ -192,6 +204,10 @@ class Endpoint:
     fault: str | None = None
     """Why the endpoint's row in the registry is unusable, such as a secret that does not open or a refused URL. The endpoint is
     then quarantined: its deliveries wait in the retry lane. None: the row is usable."""
+
+    def as_attempted(self) -> AttemptedEndpoint:
+        """Return the endpoint's id and the hash of its URL."""
+        return AttemptedEndpoint(self.endpoint_id, hashlib.sha256(self.url.encode()).digest())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

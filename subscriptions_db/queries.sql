@@ -299,10 +299,13 @@ where secrets.endpoint_id = given.endpoint_id and secrets.purpose = any (given.p
 -- name: disable_active_endpoints
 -- Rows are locked in the order of their ids, so that two concurrent calls do not deadlock.
 with active as (
-    select endpoint_id from endpoints
-    where endpoint_id = any (%(ids)s) and status = 'active'
+    select endpoint_id
+    from endpoints
+    join unnest(%(ids)s::text[], %(url_hashes)s::bytea[]) as attempted (endpoint_id, url_sha256) using (endpoint_id)
+    where status = 'active'
         and (active_since is null or active_since <= now() - make_interval(secs => %(active_s)s))
-    order by endpoint_id for update
+        and (url_sha256 is null or url_sha256 = sha256(convert_to(url, 'UTF8')))
+    order by endpoint_id for update of endpoints
 )
 update endpoints set status = 'disabled', disabled_reason = %(reason)s
 where endpoint_id in (select endpoint_id from active)

@@ -14,7 +14,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import cachetools
@@ -22,7 +22,7 @@ import tenacity
 
 from delivery.config import settings
 from delivery.observability import metrics
-from delivery.registry_model import FAILING, Disable, EndpointId
+from delivery.registry_model import FAILING, AttemptedEndpoint, Disable, EndpointId
 from subscriptions_db.postgres import connect
 from subscriptions_db.registration import endpoint_status
 
@@ -41,12 +41,13 @@ STALE_S = 300.0
 least once in `retry.max_probe_interval_s`, by default a minute. If the probe fails, the lane repeats the request. For an
 endpoint without waiting entries, the request is repeated when the endpoint fails again."""
 
-Write = Callable[[Iterable[EndpointId], str], Iterable[str]]
-"""A function that disables those of the given endpoints that are active, with a reason. It returns the ids of the endpoints
-that it has disabled. For FAILING, an endpoint must have been active for `retry.disable_after_s`."""
+Write = Callable[[Sequence[AttemptedEndpoint], str], Iterable[str]]
+"""A function that disables those of the given endpoints that are active and have the same URL, with a reason. It returns the
+ids of the endpoints that it has disabled. For FAILING, an endpoint must have been active for `retry.disable_after_s`."""
 
 
 class _Request(NamedTuple):
+    attempted: AttemptedEndpoint
     reason: str
     at: float
     """When the request was last made; monotonic seconds."""
@@ -86,18 +87,21 @@ class EndpointDisabler:
         self._thread = threading.Thread(target=self._run, name="disabling", daemon=True)
         self._thread.start()
 
-    def disable(self, endpoint_ids: Iterable[EndpointId], reason: str) -> None:
+    def disable(self, attempted: Iterable[AttemptedEndpoint], reason: str) -> None:
         """Request to disable those of these endpoints that are active, for `reason`: FAILING or `error_classes.GONE`.
 
-        Return at once. Callers repeat the request as long as an endpoint fails. If an endpoint has a waiting request, that
-        request's reason stays. For EFFECT_S after a request for an endpoint was written, further ones are ignored. For FAILING,
-        only endpoints that have been active for `retry.disable_after_s` are disabled.
+        Return at once. Callers repeat the request as long as an endpoint fails. If an endpoint has a waiting request with
+        another reason, that request stays. For EFFECT_S after a request for an endpoint was written, further ones are ignored.
+        For FAILING, only endpoints that have been active for `retry.disable_after_s` are disabled. An endpoint whose URL has
+        changed since the attempt is not disabled.
         """
         with self._changed:
-            for endpoint_id in endpoint_ids:
+            for endpoint in attempted:
+                endpoint_id = endpoint.endpoint_id
                 if endpoint_id not in self._written:
-                    known = self._waiting.get(endpoint_id)
-                    self._waiting[endpoint_id] = _Request(known.reason if known else reason, self._clock())
+                    request = _Request(endpoint, reason, self._clock())
+                    known = self._waiting.get(endpoint_id, request)
+                    self._waiting[endpoint_id] = request if known.reason == reason else known._replace(at=request.at)
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -105,7 +109,7 @@ class EndpointDisabler:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        patiently = connect.retry_until_available(self._stop)
+        patiently = connect.retry_until_available("Endpoints to disable get attempts as before", self._stop)
         while not self._stop.is_set():
             with self._changed:
                 if not self._waiting:
@@ -152,12 +156,12 @@ class EndpointDisabler:
                 len(stale), STALE_S, extra=_named(stale),
             )  # fmt: skip
         for reason in sorted({request.reason for request in waiting.values()}):
-            endpoint_ids = [endpoint_id for endpoint_id, request in waiting.items() if request.reason == reason]
-            disabled = list(self._write(endpoint_ids, reason))
+            attempted = [request.attempted for request in waiting.values() if request.reason == reason]
+            disabled = list(self._write(attempted, reason))
             with self._changed:
-                for endpoint_id in endpoint_ids:
-                    del self._waiting[endpoint_id]
-                    self._written[endpoint_id] = None
+                for endpoint in attempted:
+                    del self._waiting[endpoint.endpoint_id]
+                    self._written[endpoint.endpoint_id] = None
             metrics.ENDPOINTS_DISABLED.labels(reason).inc(len(disabled))
             for name in disabled:
                 log.warning(
@@ -173,7 +177,7 @@ def _named(endpoint_ids: Iterable[EndpointId]) -> dict[str, list[EndpointId]]:
     return {"endpoint_ids": sorted(endpoint_ids)[:MAX_NAMED]}
 
 
-def _write(config: settings.Settings, endpoint_ids: Iterable[EndpointId], reason: str) -> list[str]:
+def _write(config: settings.Settings, attempted: Sequence[AttemptedEndpoint], reason: str) -> list[str]:
     active_s = config.retry.disable_after_s if reason == FAILING else 0.0
     with connect.connect(config.database, application_name="fanout disabling") as connection:
-        return endpoint_status.disable_active(connection, endpoint_ids, reason, active_s=active_s)
+        return endpoint_status.disable_active(connection, attempted, reason, active_s=active_s)

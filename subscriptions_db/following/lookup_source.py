@@ -67,7 +67,7 @@ class Lookups:
     def __init__(self, config: settings.Settings, *, stop: threading.Event) -> None:
         self._ring = keyring.KeyRing.from_settings(config.keys)
         self._config = config
-        self._patiently = connect.retry_until_available(stop)
+        self._patiently = connect.retry_until_available("Micro-batches wait", stop)
         self._pause_reason: str | None = "the registry has not been read yet"
         self._asked_at = 0.0
 

@@ -134,7 +134,9 @@ class Follower:
         return f": {self._failure}" if self._failure else ""
 
     def _follow(self) -> None:
-        patiently = connect.retry_until_available(self._stop)
+        patiently = connect.retry_until_available(
+            "The lanes continue with the last snapshot until it is older than snapshot.max_age_s, and then pause", self._stop
+        )
         while not self._stop.is_set():
             try:
                 patiently(self._follow_one_connection)

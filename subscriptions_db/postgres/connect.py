@@ -6,6 +6,7 @@ Runs on the driver, in executors with look-ups, in the API, in `fanout archive` 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import threading
@@ -115,11 +116,12 @@ def consistent_read(connection: Connection) -> Iterator[None]:
         yield
 
 
-def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retrying:
+def retry_until_available(meanwhile: str, stop: threading.Event | None = None) -> tenacity.Retrying:
     """Return a tenacity retryer that repeats a function while it raises RegistryUnavailable or RegistryOutdated.
 
-    Each failure is logged, and the waits between the calls grow up to 5 s. Without `stop` the retryer repeats for ever. Once
-    `stop` is set, the retryer raises tenacity.RetryError at the next failure, and does not log the failure.
+    Each failure is logged, with `meanwhile`: a sentence that says what the platform does until a call succeeds. The waits
+    between the calls grow up to 5 s. Without `stop` the retryer repeats for ever. Once `stop` is set, the retryer raises
+    tenacity.RetryError at the next failure, and does not log the failure.
     """
     stop = stop or threading.Event()
     return tenacity.Retrying(
@@ -127,7 +129,7 @@ def retry_until_available(stop: threading.Event | None = None) -> tenacity.Retry
         wait=tenacity.wait_exponential(multiplier=0.2, max=LONGEST_WAIT_S),
         sleep=tenacity.sleep_using_event(stop),
         stop=tenacity.stop_when_event_set(stop),
-        before_sleep=_log_wait,
+        before_sleep=functools.partial(_log_wait, meanwhile),
     )
 
 
@@ -145,13 +147,12 @@ def retry_for(seconds: float) -> tenacity.Retrying:
     )
 
 
-def _log_wait(state: tenacity.RetryCallState) -> None:
+def _log_wait(meanwhile: str, state: tenacity.RetryCallState) -> None:
     if state.outcome is not None:
         log.warning(
-            "the registry could not be read or changed: %s. Deliveries that need it wait. The next try follows within %d s",
-            state.outcome.exception(),
-            LONGEST_WAIT_S,
-        )
+            "the registry could not be read or changed: %s. %s. The next try follows within %d s",
+            state.outcome.exception(), meanwhile, LONGEST_WAIT_S,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -14,20 +14,26 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from delivery import errors
-from delivery.registry_model import EndpointStatus
+from delivery.registry_model import AttemptedEndpoint, EndpointStatus
 from subscriptions_db.postgres import audit_entries, connect
 from subscriptions_db.postgres.sql import query
 
 
 def disable_active(
-    connection: connect.Connection, endpoint_ids: Iterable[str], reason: str, *, active_s: float = 0.0
+    connection: connect.Connection, attempted: Iterable[AttemptedEndpoint], reason: str, *, active_s: float = 0.0
 ) -> list[str]:
     """Disable those of these endpoints that have been active for at least `active_s` seconds, and return their ids.
 
     Endpoints that have been active since an unknown time are disabled too. Others stay unchanged: failures from before
-    an endpoint was enabled must not disable it. Safe to repeat.
+    an endpoint was enabled must not disable it. Endpoints that now have another URL stay unchanged too. Safe to repeat.
     """
-    asked = {"ids": list(endpoint_ids), "reason": reason, "active_s": active_s}
+    endpoints = list(attempted)
+    asked = {
+        "ids": [endpoint.endpoint_id for endpoint in endpoints],
+        "url_hashes": [endpoint.url_sha256 for endpoint in endpoints],
+        "reason": reason,
+        "active_s": active_s,
+    }
     with connect.translated_errors(), connection.transaction():
         connection.execute(query("set_actor"), {"actor": audit_entries.JOB})
         rows = connection.execute(query("disable_active_endpoints"), asked)

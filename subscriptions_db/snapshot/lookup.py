@@ -34,7 +34,7 @@ class PostgresReader:
         self._guard = address_guard
         self._open = contextlib.ExitStack()
         self._connection: connect.Connection | None = None
-        self._patiently = connect.retry_until_available()
+        self._patiently = connect.retry_until_available("The deliveries of this look-up wait")
 
     def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
         """Return the subscriptions that match an event type, and whose scope names the tenant or some of its sub-tenants.

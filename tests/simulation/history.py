@@ -14,7 +14,16 @@ import random
 from collections.abc import Iterable
 
 from delivery.model import Record
-from delivery.registry_model import Batching, DeliveryMode, Endpoint, EndpointId, EndpointStatus, Retrying, Subscription
+from delivery.registry_model import (
+    AttemptedEndpoint,
+    Batching,
+    DeliveryMode,
+    Endpoint,
+    EndpointId,
+    EndpointStatus,
+    Retrying,
+    Subscription,
+)
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from tests.simulation import platform, shards, virtual, worker, world
@@ -126,10 +135,10 @@ class History:
         self.registered[name] = dataclasses.replace(self.registered[name], status=status)
         self._revision += 1
 
-    def _disable(self, names: Iterable[EndpointId], reason: str) -> None:
+    def _disable(self, attempted: Iterable[AttemptedEndpoint], reason: str) -> None:
         """Disable an endpoint as the platform asks, and check that it has a reason to."""
         now = asyncio.get_running_loop().time()
-        for name in names:
+        for name, _ in attempted:
             if self.registered[name].status is not EndpointStatus.ACTIVE:
                 continue  # reported late
             if now > FAULTS_S + UNDER_WAY_S:

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from delivery.model import Record
-from delivery.registry_model import EndpointId
+from delivery.registry_model import AttemptedEndpoint, Disable
 from delivery.stages.lanes import suppressed_endpoints
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
@@ -49,7 +49,7 @@ class Platform:
         self,
         world: World,
         registry: Callable[[], Snapshot],
-        disable: Callable[[Iterable[EndpointId], str], None],
+        disable: Disable,
         rng: random.Random,
         *,
         deaths: float,
@@ -163,7 +163,7 @@ class Platform:
             self._suppressed.set_failing(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
             failing = frozenset().union(*(shard.backlog.failing for shard in self.shards))
             own = [
-                endpoint.endpoint_id
+                AttemptedEndpoint(endpoint.endpoint_id)
                 for endpoint in failing
                 if self.outages.failing_s(endpoint.since_ms, endpoint.failed_ms) >= shards.POLICY.disable_after_s
             ]

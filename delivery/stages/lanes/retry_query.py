@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from delivery.config import plan_builder, settings
 from delivery.observability import health, metrics
-from delivery.registry_model import FAILING
+from delivery.registry_model import FAILING, AttemptedEndpoint
 from delivery.stages.kafka import topic_source
 from delivery.stages.lanes import lane_context
 from delivery.stages.lanes.stateful import StatefulLane
@@ -81,4 +81,4 @@ class RetryQuery(StatefulLane):
         metrics.FAILING_ENDPOINTS.set(len(backlog.failing))
         failing = self._context.network.failing(backlog.failing, self._config.retry.disable_after_s)
         if failing:
-            self._context.disable(failing, FAILING)
+            self._context.disable(map(AttemptedEndpoint, failing), FAILING)

@@ -16,7 +16,7 @@ from pyspark import SparkContext
 
 from delivery.config import settings
 from delivery.observability import metrics
-from delivery.registry_model import EndpointId
+from delivery.registry_model import AttemptedEndpoint, EndpointId
 from delivery.stages import process_state
 from delivery.stages.tasks import observer
 from delivery.webhooks.results.counters import Counters
@@ -26,7 +26,7 @@ class WorkerReport(NamedTuple):
     """Counters and endpoints that all workers reported: in one micro-batch, or in the real-time lane since the last report."""
 
     counters: Counters
-    gone: frozenset[EndpointId]
+    gone: frozenset[AttemptedEndpoint]
     """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: frozenset[EndpointId]
     """Endpoints that did not answer within their response deadline."""
@@ -40,9 +40,10 @@ class Telemetry:
     def __init__(self, context: SparkContext, lane: str, config: settings.LogsSettings) -> None:
         self._lane = lane
         self._total = context.accumulator(Counters(), observer.CountersParam())
-        no_endpoints: frozenset[EndpointId] = frozenset()
-        self._gone = context.accumulator(no_endpoints, observer.EndpointsParam())
-        self._unresponsive = context.accumulator(no_endpoints, observer.EndpointsParam())
+        of_gone: observer.EndpointsParam[AttemptedEndpoint] = observer.EndpointsParam()
+        self._gone = context.accumulator(frozenset[AttemptedEndpoint](), of_gone)
+        of_unresponsive: observer.EndpointsParam[EndpointId] = observer.EndpointsParam()
+        self._unresponsive = context.accumulator(frozenset[EndpointId](), of_unresponsive)
         no_partitions: dict[tuple[str, int], int] = {}
         self._paused = context.accumulator(no_partitions, observer.PausedParam())
         self._cpu = observer.process_cpu()

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from delivery.registry_model import EndpointId, Revision
+from delivery.registry_model import AttemptedEndpoint, EndpointId, Revision
 from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
@@ -56,7 +56,7 @@ class TaskReport:
     """The version of the registry that the worker process of the task has."""
     counters: Counters = field(default_factory=Counters)
     """Counters of the results of the worker process since its last report."""
-    gone: frozenset[EndpointId] = frozenset()
+    gone: frozenset[AttemptedEndpoint] = frozenset()
     """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: frozenset[EndpointId] = frozenset()
     """Endpoints that did not answer within their response deadline."""

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from delivery.registry_model import EndpointId
+from delivery.registry_model import AttemptedEndpoint, EndpointId
 from delivery.stages import process_state
 from delivery.webhooks.results.counters import Counters
 
@@ -31,7 +31,7 @@ class ReportBuffer:
             else:
                 self._values[name] = before | term if isinstance(term, frozenset) else before + term
 
-    def drain(self) -> tuple[Counters, frozenset[EndpointId], frozenset[EndpointId]]:
+    def drain(self) -> tuple[Counters, frozenset[AttemptedEndpoint], frozenset[EndpointId]]:
         """Return the counters, the endpoints that answered with status 410, and the unresponsive endpoints; reset all three."""
         with self._lock:
             values, self._values = self._values, {}

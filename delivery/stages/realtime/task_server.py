@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pyspark import SparkContext
 
 from delivery import errors
-from delivery.registry_model import EndpointId
+from delivery.registry_model import AttemptedEndpoint, EndpointId
 from delivery.stages.realtime import channel, messages
 from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results.counters import Counters
@@ -53,7 +53,7 @@ class TaskReports:
     """
 
     counters: Counters = field(default_factory=Counters)
-    gone: frozenset[EndpointId] = frozenset()
+    gone: frozenset[AttemptedEndpoint] = frozenset()
     unresponsive: frozenset[EndpointId] = frozenset()
     records: int = 0
     delay_s: float = 0.0

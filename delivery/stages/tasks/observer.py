@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from pyspark import AccumulatorParam
 
 from delivery.observability import logs
-from delivery.registry_model import EndpointId
+from delivery.registry_model import AttemptedEndpoint, EndpointId
 from delivery.stages import process_state
 from delivery.webhooks.results import attempt_log, counters
 from delivery.webhooks.results.counters import Counters
@@ -26,6 +26,7 @@ from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.state.backlog import ShardBacklog
 
 Term_contra = TypeVar("Term_contra", contravariant=True)
+Found = TypeVar("Found")
 
 
 class Accumulator(Protocol[Term_contra]):
@@ -59,16 +60,14 @@ class PendingParam(AccumulatorParam[ShardBacklog]):
         return value1 + value2
 
 
-class EndpointsParam(AccumulatorParam[frozenset[EndpointId]]):
+class EndpointsParam(AccumulatorParam[frozenset[Found]]):
     """Add sets of endpoints in a Spark accumulator."""
 
-    def zero(self, _: frozenset[EndpointId]) -> frozenset[EndpointId]:
+    def zero(self, _: frozenset[Found]) -> frozenset[Found]:
         """Return an empty set."""
         return frozenset()
 
-    def addInPlace(  # noqa: N802  # Spark's name
-        self, value1: frozenset[EndpointId], value2: frozenset[EndpointId]
-    ) -> frozenset[EndpointId]:
+    def addInPlace(self, value1: frozenset[Found], value2: frozenset[Found]) -> frozenset[Found]:  # noqa: N802  # Spark's name
         """Return the union of both."""
         return value1 | value2
 
@@ -118,7 +117,7 @@ class Observer:
     """Count and log the results of a task. Called in the worker with each set of results that the task writes."""
 
     total: Accumulator[Counters]
-    gone: Accumulator[frozenset[EndpointId]]
+    gone: Accumulator[frozenset[AttemptedEndpoint]]
     """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: Accumulator[frozenset[EndpointId]]
     """Endpoints that did not answer within their response deadline."""

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple
 
 from delivery import errors
 from delivery.model import Attempt, Sent
-from delivery.registry_model import Endpoint, EndpointId
+from delivery.registry_model import AttemptedEndpoint, Endpoint, EndpointId
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import (
     background_attempts,
@@ -153,7 +153,7 @@ class DispatchReport(NamedTuple):
     most_in_flight: int
     """Maximum of requests of the task in flight at once."""
     reachability: outage_detection.Reachability
-    gone: frozenset[EndpointId]
+    gone: frozenset[AttemptedEndpoint]
     """Endpoints that have responded 410 Gone."""
     unresponsive: frozenset[EndpointId]
     """Endpoints of the worker that have sent no response for `response_deadline_s`
@@ -249,7 +249,7 @@ def report(queues: Collection[Queue[Any]], unresponsive: frozenset[EndpointId], 
     return DispatchReport(
         most_in_flight=most_in_flight,
         reachability=reachability(queues),
-        gone=frozenset(queue.endpoint_id for queue in queues if queue.is_gone),
+        gone=frozenset(queue.endpoint.as_attempted() for queue in queues if queue.is_gone),
         unresponsive=unresponsive,
         accepting=[queue.endpoint for queue in queues if queue.has_accepted],
     )

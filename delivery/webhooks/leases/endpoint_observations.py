@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delivery.model import Attempt
-from delivery.registry_model import Endpoint, EndpointId
+from delivery.registry_model import AttemptedEndpoint, Endpoint, EndpointId
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.scheduling import outage_detection
@@ -17,7 +17,7 @@ class EndpointObservations:
     """
 
     def __init__(self) -> None:
-        self._gone: set[EndpointId] = set()
+        self._gone: set[AttemptedEndpoint] = set()
         self._responded: dict[EndpointId, tuple[Endpoint, bool]] = {}
         """By endpoint id: the endpoint, and True if it responded. False: it was unreachable."""
 
@@ -31,16 +31,16 @@ class EndpointObservations:
     ) -> None:
         """Record what the attempt of a retry entry shows about its endpoint.
 
-        1. The endpoint responded with an HTTP status: it is reachable, whatever failed before or fails later. After 410 Gone it
-           is also gone.
+        1. The endpoint responded with an HTTP status: until the next `drain_reachability` it counts as reachable, whatever
+           failed before or fails later. After 410 Gone it is also gone.
         2. The attempt failed with one of `outage_detection.UNREACHABLE_CLASSES`: the endpoint has become unreachable. A probe
-           does not count, nor an entry that waited because of such a failure: their endpoint was unreachable before. Ten dead
-           endpoints could look like an outage of our own network, and pause all lanes.
+           does not count, nor an entry that waited because of such a failure: their endpoint was unreachable before. If they
+           counted, ten dead endpoints could look like an outage of our own network, and all lanes would pause.
         3. Any other attempt shows nothing.
         """
         endpoint_id, error_class = endpoint.endpoint_id, attempt.error_class
         if error_class == error_classes.GONE:
-            self._gone.add(endpoint_id)
+            self._gone.add(endpoint.as_attempted())
         if error_class is None or attempt.status is not None:
             self._responded[endpoint_id] = endpoint, True
         elif (
@@ -50,7 +50,7 @@ class EndpointObservations:
         ):
             self._responded.setdefault(endpoint_id, (endpoint, False))
 
-    def drain_gone(self) -> frozenset[EndpointId]:
+    def drain_gone(self) -> frozenset[AttemptedEndpoint]:
         """Return the endpoints that responded with 410 Gone since the last call."""
         gone, self._gone = frozenset(self._gone), set()
         return gone

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delivery.model import Delivery, Outcome
-from delivery.registry_model import Endpoint, EndpointId
+from delivery.registry_model import AttemptedEndpoint, Endpoint, EndpointId
 from delivery.webhooks.dispatching import dispatch
 from delivery.webhooks.events.batch_records import BatchRecord
 from delivery.webhooks.policy import error_classes
@@ -34,7 +34,7 @@ class Results:
     """Most requests in flight at the same time from this lane of this worker."""
     reach: outage_detection.Reachability = outage_detection.NOTHING_ASKED
     """Destinations of the requests, and which of them responded."""
-    gone: frozenset[EndpointId] = frozenset()
+    gone: frozenset[AttemptedEndpoint] = frozenset()
     """Endpoints that responded with 410 Gone."""
     unresponsive: frozenset[EndpointId] = frozenset()
     """Endpoints that sent this worker no response for `Limits.response_deadline_s`. Each such silence is reported once."""
@@ -77,6 +77,6 @@ def background_results(ended: Iterable[background_attempts.BackgroundResult]) ->
         else:
             results.outcomes.append(outcome._replace(delivery=outcome.delivery._replace(body=b"")))
         if outcome.attempts[-1].error_class == error_classes.GONE:
-            gone.add(outcome.delivery.endpoint.endpoint_id)
+            gone.add(outcome.delivery.endpoint.as_attempted())
     results.gone = frozenset(gone)
     return results

@@ -8,12 +8,19 @@ from psycopg import sql
 
 from delivery import errors
 from delivery.config import settings
+from delivery.registry_model import AttemptedEndpoint
+from delivery.webhooks.http import guard
 from subscriptions_db.following import endpoint_disabler as stages_disabling
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import endpoint_status, registered_rows
+from subscriptions_db.snapshot import registry_reader
 from tests.integration.registry.documents import DOCUMENT, applied
 
 pytestmark = pytest.mark.integration
+
+
+def attempted(*names):
+    return [AttemptedEndpoint(name) for name in names]
 
 
 @pytest.fixture
@@ -32,10 +39,10 @@ def rows(connection, ring):
 
 def test_the_job_disables_active_endpoints_only(connection, rows):
     connection.execute("update endpoints set status = 'paused' where endpoint_id = 'ep2'")
-    assert endpoint_status.disable_active(connection, ["ep2", "ep1", "unknown"], "gone") == ["ep1"]
+    assert endpoint_status.disable_active(connection, attempted("ep2", "ep1", "unknown"), "gone") == ["ep1"]
     assert rows() == {"ep1": ("disabled", "gone"), "ep2": ("paused", None)}
     before = registered_rows.revision(connection)
-    assert endpoint_status.disable_active(connection, ["ep1", "ep2"], "failing") == []
+    assert endpoint_status.disable_active(connection, attempted("ep1", "ep2"), "failing") == []
     assert rows()["ep1"] == ("disabled", "gone")
     assert registered_rows.revision(connection) == before
 
@@ -46,15 +53,24 @@ def test_an_endpoint_enabled_since_is_not_disabled(connection, since):
     connection.execute("update endpoints set status = %s", [since])
     connection.execute("update endpoints set status = 'active' where endpoint_id = 'ep1'")
     connection.execute("update endpoints set url = url || '?moved'")  # not since that
-    assert endpoint_status.disable_active(connection, ["ep1"], "failing", active_s=60) == []
+    assert endpoint_status.disable_active(connection, attempted("ep1"), "failing", active_s=60) == []
     connection.execute("update endpoints set active_since = now() - interval '61 s'")
-    assert endpoint_status.disable_active(connection, ["ep1"], "failing", active_s=60) == ["ep1"]
+    assert endpoint_status.disable_active(connection, attempted("ep1"), "failing", active_s=60) == ["ep1"]
 
 
 def test_an_unknown_active_since_counts_as_long_ago(connection, rows):
     connection.execute("update endpoints set active_since = null")
-    assert endpoint_status.disable_active(connection, ["ep1"], "failing", active_s=60) == ["ep1"]
+    assert endpoint_status.disable_active(connection, attempted("ep1"), "failing", active_s=60) == ["ep1"]
     assert rows()["ep1"] == ("disabled", "failing")
+
+
+def test_a_late_answer_of_an_earlier_url_does_not_disable_an_endpoint(connection, ring, rows):
+    """Regression: the 410 of the earlier URL disabled the endpoint, and the customer had to enable it again."""
+    registered = registry_reader.read_full(connection, ring, guard.Guard()).endpoints
+    before = [registered["ep1"].as_attempted(), registered["ep2"].as_attempted()]
+    connection.execute("update endpoints set url = 'https://moved.example.com/' where endpoint_id = 'ep1'")
+    assert endpoint_status.disable_active(connection, before, "gone") == ["ep2"]
+    assert rows()["ep1"] == ("active", None)
 
 
 def test_the_operator_disables_and_enables_whatever_the_status(connection, rows):
@@ -94,7 +110,7 @@ def role(connection):
 
 def test_the_job_needs_the_right_to_update_two_columns_only(connection, rows, role):
     connection.execute(sql.SQL("set role {}").format(role))
-    assert endpoint_status.disable_active(connection, ["ep1"], "gone") == ["ep1"]
+    assert endpoint_status.disable_active(connection, attempted("ep1"), "gone") == ["ep1"]
     with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translated_errors():
         connection.execute("update endpoints set url = 'https://example.com/theirs'")
     connection.execute("reset role")
@@ -104,8 +120,8 @@ def test_the_job_needs_the_right_to_update_two_columns_only(connection, rows, ro
 def test_disabling_by_the_job_has_an_audit_entry_without_right(connection, rows, role):
     connection.execute("delete from audit_log")
     connection.execute(sql.SQL("set role {}").format(role))
-    assert endpoint_status.disable_active(connection, ["ep1", "unknown"], "gone") == ["ep1"]
-    assert endpoint_status.disable_active(connection, ["ep1"], "failing") == []
+    assert endpoint_status.disable_active(connection, attempted("ep1", "unknown"), "gone") == ["ep1"]
+    assert endpoint_status.disable_active(connection, attempted("ep1"), "failing") == []
     with pytest.raises(errors.RegistryUnavailable, match="permission denied"), connect.translated_errors():
         connection.execute(
             "insert into audit_log (key_id, action, entity, entity_id) values ('job', 'update', 'endpoint', 'ep2')"
@@ -123,9 +139,9 @@ def test_disabling_by_the_job_has_an_audit_entry_without_right(connection, rows,
 def test_an_undone_or_missed_disabling_has_no_audit_entry(connection):
     connection.execute("delete from audit_log")
     with connection.transaction(force_rollback=True):
-        endpoint_status.disable_active(connection, ["ep1"], "gone")
+        endpoint_status.disable_active(connection, attempted("ep1"), "gone")
     connection.execute("update endpoints set status = 'disabled' where endpoint_id = 'ep2'")  # somebody else, meanwhile
-    assert endpoint_status.disable_active(connection, ["ep2"], "gone") == []
+    assert endpoint_status.disable_active(connection, attempted("ep2"), "gone") == []
     assert connection.execute("select * from audit_log").fetchall() == []
 
 
@@ -137,7 +153,7 @@ def test_the_job_disables_once_postgres_is_available_again(own_postgres, ring):
     stop = threading.Event()
     running = stages_disabling.EndpointDisabler(settings.Settings(database={"url": own_postgres.url}), stop)
     try:
-        running.disable(["ep1"], "gone")
+        running.disable(attempted("ep1"), "gone")
         own_postgres.start()
         with connect.connect(settings.DatabaseSettings(url=own_postgres.url)) as opened:
             asked = "select disabled_reason from endpoints where endpoint_id = 'ep1' and status = 'disabled'"

@@ -53,6 +53,7 @@ def unreachable(first, end):
 
 
 def test_only_endpoints_that_are_gone_are_disabled():
+    a, b = (builders.endpoint(endpoint_id=name).as_attempted() for name in "ab")
     disabled = []
     context = lane_context.LaneContext(
         suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
@@ -62,8 +63,8 @@ def test_only_endpoints_that_are_gone_are_disabled():
     )
     context.record(observed(Results(reach=unreachable(0, 2)), Results(reach=unreachable(2, 3))))
     assert disabled == []
-    context.record(observed(Results(gone=frozenset({"a"})), Results(), Results(gone=frozenset({"a", "b"}))))
-    assert disabled == [({"a", "b"}, error_classes.GONE)]
+    context.record(observed(Results(gone=frozenset({a})), Results(), Results(gone=frozenset({a, b}))))
+    assert disabled == [({a, b}, error_classes.GONE)]
 
 
 def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():

@@ -97,4 +97,4 @@ def test_a_task_freezes_live_objects_once_at_its_beginning(monkeypatch):
 
 
 def test_a_background_result_reports_an_endpoint_that_is_gone():
-    assert task_results.background_results([ended(OutcomeKind.POSTPONED, "gone")]).gone == {"ep1"}
+    assert task_results.background_results([ended(OutcomeKind.POSTPONED, "gone")]).gone == {builders.endpoint().as_attempted()}

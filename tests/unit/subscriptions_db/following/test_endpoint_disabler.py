@@ -6,7 +6,7 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from delivery.registry_model import FAILING
+from delivery.registry_model import FAILING, AttemptedEndpoint
 from subscriptions_db.following import endpoint_disabler
 
 
@@ -18,16 +18,21 @@ class Registry:
         self.written = []
         self.writes = threading.Semaphore(0)
 
-    def __call__(self, endpoint_ids, reason):
+    def __call__(self, attempted, reason):
         if self.failures:
             raise self.failures.pop(0)
-        self.written.append((sorted(endpoint_ids), reason))
+        endpoint_ids = sorted(endpoint.endpoint_id for endpoint in attempted)
+        self.written.append((endpoint_ids, reason))
         self.writes.release()
         return endpoint_ids
 
     def wait(self):
         assert self.writes.acquire(timeout=20)
         return self.written[-1]
+
+
+def attempted(*names):
+    return [AttemptedEndpoint(name) for name in names]
 
 
 @pytest.fixture
@@ -53,10 +58,10 @@ def disabler(stop, now):
 def test_a_disabled_endpoint_is_written_once_with_its_reason(disabler, stop):
     registry = Registry()
     disabler_ = disabler(registry)
-    disabler_.disable(["ep1"], "gone")
+    disabler_.disable(attempted("ep1"), "gone")
     assert registry.wait() == (["ep1"], "gone")
     for _ in range(3):
-        disabler_.disable(["ep1", "ep2"], FAILING)
+        disabler_.disable(attempted("ep1", "ep2"), FAILING)
     registry.wait()
     stop.set()
     disabler_.close()
@@ -65,7 +70,7 @@ def test_a_disabled_endpoint_is_written_once_with_its_reason(disabler, stop):
 
 def test_a_registry_that_is_away_is_waited_for_and_nothing_is_forgotten(disabler):
     registry = Registry(errors.RegistryUnavailable("away"), ValueError("a surprise"), errors.RegistryUnavailable("away"))
-    disabler(registry).disable(["ep1"], "gone")
+    disabler(registry).disable(attempted("ep1"), "gone")
     assert registry.wait() == (["ep1"], "gone")
 
 
@@ -74,23 +79,23 @@ def test_requests_to_disable_that_wait_too_long_for_postgres_are_dropped(disable
     away, is_back = threading.Event(), threading.Event()
 
     class Away(Registry):
-        def __call__(self, endpoint_ids, reason):
+        def __call__(self, attempted, reason):
             if not is_back.is_set():
                 away.set()
                 is_back.wait(20)
                 raise errors.RegistryUnavailable("away")
-            return super().__call__(endpoint_ids, reason)
+            return super().__call__(attempted, reason)
 
     registry = Away()
     disabler_ = disabler(registry)
-    disabler_.disable(["well again", "failing still"], "gone")
+    disabler_.disable(attempted("well again", "failing still"), "gone")
     assert away.wait(20)
     now[0] = endpoint_disabler.STALE_S
-    disabler_.disable(["failing still"], "gone")
+    disabler_.disable(attempted("failing still"), "gone")
     now[0] = endpoint_disabler.STALE_S + 1
     is_back.set()
     assert registry.wait() == (["failing still"], "gone")
-    disabler_.disable(["another"], "gone")
+    disabler_.disable(attempted("another"), "gone")
     assert registry.wait() == (["another"], "gone")
     assert len(registry.written) == 2
     assert [record.endpoint_ids for record in caplog.records if "were not disabled" in record.message] == [["well again"]]
@@ -99,12 +104,12 @@ def test_requests_to_disable_that_wait_too_long_for_postgres_are_dropped(disable
 def test_an_enabled_endpoint_is_disabled_by_new_failures_and_not_by_late_ones(disabler, now):
     registry = Registry()
     disabler_ = disabler(registry)
-    disabler_.disable(["ep1"], "gone")
+    disabler_.disable(attempted("ep1"), "gone")
     registry.wait()
     now[0] = endpoint_disabler.EFFECT_S - 1
-    disabler_.disable(["ep1"], "gone")  # from requests made before the workers knew
+    disabler_.disable(attempted("ep1"), "gone")  # from requests made before the workers knew
     now[0] = endpoint_disabler.EFFECT_S + 1
-    disabler_.disable(["ep1"], "failing")
+    disabler_.disable(attempted("ep1"), "failing")
     assert registry.wait() == (["ep1"], "failing")
 
 
@@ -112,15 +117,15 @@ def test_the_last_report_is_written_before_the_end(disabler, stop):
     held = threading.Event()
 
     class Slow(Registry):
-        def __call__(self, endpoint_ids, reason):
+        def __call__(self, attempted, reason):
             held.wait(20)
-            return super().__call__(endpoint_ids, reason)
+            return super().__call__(attempted, reason)
 
     registry = Slow()
     disabler_ = disabler(registry)
-    disabler_.disable(["ep1"], "gone")
+    disabler_.disable(attempted("ep1"), "gone")
     stop.set()
-    disabler_.disable(["ep2"], "gone")
+    disabler_.disable(attempted("ep2"), "gone")
     held.set()
     disabler_.close()
     assert sorted(name for names, _ in registry.written for name in names) == ["ep1", "ep2"]
@@ -136,7 +141,7 @@ def test_a_request_that_is_not_written_before_the_end_is_logged(disabler, stop, 
             raise errors.RegistryUnavailable("away")
 
     disabler_ = disabler(Away())
-    disabler_.disable(["ep1"], "gone")
+    disabler_.disable(attempted("ep1"), "gone")
     assert asked.wait(20)
     stop.set()
     disabler_.close()

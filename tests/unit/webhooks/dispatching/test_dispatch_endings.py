@@ -73,7 +73,7 @@ def test_an_endpoint_that_is_gone_is_reported(schedule_s, kind):
             dispatcher.submit(delivery)
         await dispatcher.finish()
         kinds = {o.kind for o in dispatcher.drain() if o.delivery.endpoint.endpoint_id == "gone"}
-        return kinds, dispatcher.report().gone
+        return kinds, {endpoint.endpoint_id for endpoint in dispatcher.report().gone}
 
     assert asyncio.run(main()) == ({kind}, {"gone"})
 

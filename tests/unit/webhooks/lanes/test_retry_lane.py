@@ -34,7 +34,7 @@ def test_a_retry_is_the_same_delivery_by_the_current_registry():
 
 def test_an_endpoint_that_is_gone_is_reported_for_disabling():
     ended = deliver(registry(), lease(), sender=Sender(lambda _: "gone"))
-    assert (ended.results.gone, ended.reports[0].failed) == ({"ep1"}, 1)
+    assert (ended.results.gone, ended.reports[0].failed) == ({builders.endpoint().as_attempted()}, 1)
 
 
 def test_an_entry_given_up_is_not_sent_or_reported():

@@ -42,6 +42,6 @@ def test_an_endpoint_responded_or_was_unreachable(attempts, fields, asked, unrea
 def test_an_endpoint_that_is_gone_is_drained_once():
     found = observed(("gone", 410))
     assert found.has_gone
-    assert found.drain_gone() == {"ep1"}
+    assert found.drain_gone() == {builders.endpoint().as_attempted()}
     assert (found.has_gone, found.drain_gone()) == (False, frozenset())
     assert found.drain_reachability().asked == 1
