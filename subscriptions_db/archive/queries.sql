@@ -611,7 +611,7 @@ order by started_at, position limit 1;
 select pg_advisory_xact_lock(hashtext('fanout.endpoint_conditions'));
 
 -- name: endpoint_health
-select endpoint_id, condition from endpoint_conditions where endpoint_id = any (%(endpoint_ids)s);
+select endpoint_id, customer_id, condition from endpoint_conditions where endpoint_id = any (%(endpoint_ids)s);
 
 -- name: put_endpoint_health
 insert into endpoint_conditions (endpoint_id, customer_id, condition, wake_at)
@@ -624,8 +624,8 @@ set customer_id = excluded.customer_id, condition = excluded.condition, wake_at 
 -- name: recently_disabled_endpoints
 -- Endpoints whose `disabled` event is not recorded yet, and has been due since a time. It is due at once, or quiet_s seconds after
 -- the last such event of the endpoint.
-select endpoint_id, e.customer_id, e.disabled_at, e.disabled_reason
-from endpoints e left join endpoint_conditions c using (endpoint_id)
+select endpoint_id, customer_id, e.disabled_at, e.disabled_reason
+from endpoints e left join endpoint_conditions c using (endpoint_id, customer_id)
 where e.status = 'disabled'
   and greatest(e.disabled_at, (c.condition ->> 'disabled_told_at')::timestamptz + %(quiet_s)s * interval '1 second') > %(since)s
   and (c.condition ->> 'disabled_at')::timestamptz is distinct from e.disabled_at
@@ -635,7 +635,8 @@ order by e.disabled_at;
 select endpoint_id, customer_id from endpoint_conditions where wake_at <= %(now)s order by wake_at;
 
 -- name: delete_orphaned_endpoint_health
-delete from endpoint_conditions c where not exists (select from endpoints e where e.endpoint_id = c.endpoint_id);
+delete from endpoint_conditions c
+where not exists (select from endpoints e where e.endpoint_id = c.endpoint_id and e.customer_id = c.customer_id);
 
 -- name: put_operational_events
 -- The column `endpoint_id` has the id of the event's subject: an endpoint, an API key, or the customer or tenant of a quota.

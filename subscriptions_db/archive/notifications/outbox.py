@@ -26,6 +26,13 @@ LATE_S = 86_400
 would report endpoints that were disabled long ago."""
 
 
+class OwnedHealth(NamedTuple):
+    """The health of an endpoint, and the customer for whom it was observed."""
+
+    customer_id: str
+    health: EndpointHealth
+
+
 class OutboxEvent(NamedTuple):
     """An operational event that is not published yet."""
 
@@ -42,23 +49,25 @@ class OutboxEvent(NamedTuple):
 def record(connection: connect.Connection, signals: Sequence[Signal], policy: Policy) -> None:
     """Apply signals, in order, to the stored health of their endpoints, and store the operational events that follow.
 
-    Must run in a transaction.
+    Where another customer has registered the id of a deleted endpoint, the health begins anew. Must run in a transaction.
     """
     if not signals:
         return
-    customers = {signal.endpoint_id: signal.customer_id for signal in signals}
-    known, events = _locked(connection, list(customers)), []
+    known, events = _locked(connection, sorted({signal.endpoint_id for signal in signals})), []
     after = dict(known)
     for signal in signals:
-        health = after.get(signal.endpoint_id, EndpointHealth())
-        after[signal.endpoint_id], event = endpoint_health.apply(health, signal, policy)
+        healthy = OwnedHealth(signal.customer_id, EndpointHealth())
+        owned = after.get(signal.endpoint_id, healthy)
+        owned = owned if owned.customer_id == signal.customer_id else healthy
+        health, event = endpoint_health.apply(owned.health, signal, policy)
+        after[signal.endpoint_id] = OwnedHealth(signal.customer_id, health)
         events += [event] if event else []
-    _put(
-        connection,
-        {name: found for name, found in after.items() if found != known.get(name, EndpointHealth())},
-        customers,
-        policy,
-    )
+    changed = {
+        name: owned
+        for name, owned in after.items()
+        if owned != known.get(name, OwnedHealth(owned.customer_id, EndpointHealth()))
+    }
+    _put(connection, changed, policy)
     put_events(connection, events)
 
 
@@ -109,23 +118,25 @@ def claim_page(connection: connect.Connection) -> Iterator[list[OutboxEvent]]:
             connection.execute(query("delete_operational_events"), {"numbers": [row["number"] for row in found]})
 
 
-def _locked(connection: connect.Connection, endpoint_ids: list[str]) -> dict[str, EndpointHealth]:
+def _locked(connection: connect.Connection, endpoint_ids: list[str]) -> dict[str, OwnedHealth]:
     """Return the stored health of these endpoints, and lock out other writers of health until the commit.
 
     An endpoint without stored health is left out.
     """
     connection.execute(query("lock_endpoint_health"))
     rows = connection.execute(query("endpoint_health"), {"endpoint_ids": endpoint_ids})
-    return {row["endpoint_id"]: msgspec.convert(row["condition"], EndpointHealth) for row in rows}
+    return {
+        row["endpoint_id"]: OwnedHealth(row["customer_id"], msgspec.convert(row["condition"], EndpointHealth)) for row in rows
+    }
 
 
-def _put(connection: connect.Connection, changed: dict[str, EndpointHealth], customers: dict[str, str], policy: Policy) -> None:
+def _put(connection: connect.Connection, changed: dict[str, OwnedHealth], policy: Policy) -> None:
     if changed:
         columns = {
             "endpoint_ids": list(changed),
-            "customer_ids": [customers[endpoint_id] for endpoint_id in changed],
-            "conditions": [Jsonb(msgspec.to_builtins(found)) for found in changed.values()],
-            "wake_at": [found.wake_at(policy) for found in changed.values()],
+            "customer_ids": [owned.customer_id for owned in changed.values()],
+            "conditions": [Jsonb(msgspec.to_builtins(owned.health)) for owned in changed.values()],
+            "wake_at": [owned.health.wake_at(policy) for owned in changed.values()],
         }
         connection.execute(query("put_endpoint_health"), columns)
 

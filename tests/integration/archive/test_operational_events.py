@@ -309,6 +309,19 @@ def test_dead_letters_in_the_quiet_time_are_reported_after_it(connection):
         assert [event.data["letters"] for event in waiting] == [1, 2]
 
 
+def test_the_successor_of_a_deleted_endpoint_gets_no_report_of_its_events(connection):
+    """Regression: dead letters of the deleted endpoint were reported to the customer that registered its id again."""
+    for customer in ("c1", "c1", "c2"):
+        letter = Signal("ep1", customer, SignalKind.DEAD_LETTER, archive.NOW, reason="timeout")
+        outbox.record(connection, [letter], POLICY)
+    outbox.record_due(connection, POLICY, now=archive.NOW + dt.timedelta(days=1))
+    with outbox.claim_page(connection) as waiting:
+        assert [(event.customer_id, event.data["letters"]) for event in waiting] == [("c1", 1), ("c2", 1)]
+    connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
+    outbox.delete_orphans(connection)
+    assert connection.execute("select from endpoint_conditions").fetchall() == []
+
+
 def test_a_quiet_time_of_days_delays_the_report_of_a_disabled_endpoint(connection):
     """Regression: after a day no report was made, also if the quiet time had delayed it."""
     connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
