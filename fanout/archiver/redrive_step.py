@@ -26,7 +26,7 @@ def redrive(config: settings.Settings, connection: connect.Connection, *, now: d
     with archive.claim_page(connection, now=now) as requested:
         if not requested:
             return 0
-        plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())
+        plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())  # the archive refuses faulty dead letters
         letters = {request.position: dead_letter_records.decode(request.written) for request in requested}
         for position, letter in letters.items():
             plan.add(letter, position)

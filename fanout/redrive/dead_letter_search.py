@@ -284,7 +284,8 @@ def redrive(
             "redriven: the job has not created it, or it has another name. Start the job, correct the topics in the area "
             "delivery, or grant Describe on the topic to the login"
         )
-    plan = redrive_plan.Plan(selection, reader.redriven(selection.since_ms))
+    redriven = reader.redriven(selection.since_ms)
+    plan = redrive_plan.Plan(selection, redriven, fault_of=redrive_plan.fault_of)
     extents = reader.extents(selection.since_ms)
     reader.read(extents, lambda place, offset, written: plan.add(dead_letter_records.decode(written), (place, offset)))
     chosen = plan.chosen(limit)

@@ -15,7 +15,7 @@ repetition repeats nothing. A dead letter can be enqueued twice, with the same `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -106,10 +106,15 @@ def delivery_of(letter: DeadLetter) -> Delivery:
 
 
 class Plan:
-    """Choose the dead letters to redrive: the newest of each delivery, if it is selected and was not redriven."""
+    """Choose the dead letters to redrive: the newest of each delivery, if it is selected and was not redriven.
 
-    def __init__(self, selection: Selection, redriven: Redriven) -> None:
-        self._selection, self._redriven = selection, redriven
+    `fault_of` returns the value of `Newest.fault` for a dead letter.
+    """
+
+    def __init__(
+        self, selection: Selection, redriven: Redriven, *, fault_of: Callable[[DeadLetter], str] = lambda _: ""
+    ) -> None:
+        self._selection, self._redriven, self._fault_of = selection, redriven, fault_of
         self._newest: dict[Delivery, Newest] = {}
         self.redriven_before = 0
 
@@ -121,7 +126,7 @@ class Plan:
         elif self._redriven.has(letter):
             self.redriven_before += 1
         else:
-            self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, batch_of(letter), _fault(letter))
+            self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, batch_of(letter), self._fault_of(letter))
 
     def chosen(self, limit: int | None = None) -> dict[LetterPlace, Newest]:
         """Return the chosen dead letters by place: the `limit` oldest, or all without a limit."""
@@ -134,11 +139,12 @@ def batch_of(letter: DeadLetter) -> str:
     return f"{letter.customer_id}/{letter.batch_webhook_id}" if letter.batch_webhook_id else ""
 
 
-def _fault(letter: DeadLetter) -> str:
+def fault_of(letter: DeadLetter) -> str:
+    """Return why a dead letter cannot be redriven, for example because another program wrote it; empty: it can."""
     try:
         _record_bytes(letter)
         letter.payload()
-    except (ArithmeticError, TypeError, ValueError) as exc:  # another program wrote it
+    except (ArithmeticError, TypeError, ValueError) as exc:
         return f"{type(exc).__name__}: {exc}"
     return ""
 

@@ -36,6 +36,8 @@ MAX_KEPT = 16
 """Maximum cached answers. Few are enough, because most readers are at the newest revisions. An answer with 100,000
 subscriptions has some megabytes."""
 _TAG = re.compile(r'"(\d{1,19})"')
+_WITHOUT_GZIP = re.compile(r"gzip *; *q=0(\.0*)? *(,|$)")
+"""A reader that refuses gzip in `Accept-Encoding` (RFC 9110, section 12.5.3)."""
 _OURSELVES = Principal("", None, Scope.EXECUTOR)
 """The principal with whose rights the feed reads Postgres. Each reader may read the whole registry."""
 
@@ -100,7 +102,8 @@ class SnapshotFeed:
             return web.Response(status=304, headers=_headers(newest))
         packed = await self._pack(asked.since, newest)
         headers = _headers(packed.revision)
-        if "gzip" in request.headers.get("accept-encoding", "gzip"):
+        accepted = request.headers.get("accept-encoding", "gzip")
+        if "gzip" in accepted and not _WITHOUT_GZIP.search(accepted):
             headers["content-encoding"] = "gzip"
             return web.Response(body=packed.content, content_type="application/json", headers=headers)
         plain = await self._in_thread(functools.partial(gzip.decompress, packed.content))

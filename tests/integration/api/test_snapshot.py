@@ -138,6 +138,14 @@ def test_a_known_revision_gets_304(served, reader):
     assert reader.get(PATH, if_none_match=tag).status == 200
 
 
+@pytest.mark.parametrize(("accepted", "is_gzipped"), [("gzip;q=0, *", False), ("gzip; q=0.0", False), ("gzip;q=0.5", True)])
+def test_a_reader_that_refuses_gzip_gets_plain_json(reader, accepted, is_gzipped):
+    answer = reader.get(PATH, accept_encoding=accepted)
+    assert ("content-encoding" in answer.headers) is is_gzipped
+    plain = zlib.decompress(answer.text, wbits=31) if is_gzipped else answer.text
+    assert json.loads(plain) == document_of(reader)
+
+
 def test_a_waiting_reader_gets_the_next_change_or_304(served, reader):
     revision = document_of(reader)["revision"]
     nothing = document_of(reader, f"{PATH}?since={revision}&wait_s=0.1")

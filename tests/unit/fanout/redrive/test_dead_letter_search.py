@@ -64,7 +64,7 @@ def plan(*taken, selection=None, noted=()):
     redriven = redrive_plan.Redriven()
     for row in noted:
         redriven.add(log_records.decode(row))
-    made = redrive_plan.Plan(selection or Selection(), redriven)
+    made = redrive_plan.Plan(selection or Selection(), redriven, fault_of=redrive_plan.fault_of)
     for offset, dead_letter in enumerate(taken):
         made.add(dead_letter, (PLACE, offset))
     return made
@@ -127,6 +127,15 @@ def test_only_a_chosen_dead_letter_of_another_program_has_a_fault(fields):
     assert [bool(newest.fault) for newest in made.chosen().values()] == [False, True]
     assert [newest.fault for newest in made.chosen(1).values()] == [""]
     assert [newest.fault for newest in plan(foreign, letter(1)).chosen().values()] == [""]  # a newer one replaces it
+
+
+@pytest.mark.parametrize("name", ["attempt", "started_at_ms"])
+def test_a_number_that_no_retry_entry_can_hold_is_refused_when_read(name):
+    """Regression: such an attempt in a dead letter of another program ended a redrive with a traceback."""
+    document = orjson.loads(dead_letter_records.encode(letter(1)))
+    document["attempts"][0][name] = 2**63
+    with pytest.raises(msgspec.ValidationError, match=rf"<= {2**63 - 1}.*{name}"):
+        read(document)
 
 
 def test_a_redriven_event_keeps_webhook_id_payload_and_attempts():
