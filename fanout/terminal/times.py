@@ -1,4 +1,4 @@
-"""Parse durations and moments that a person types, such as `24h` or `2026-05-01T10:00Z`. Pure.
+"""Parse durations and moments that a person types, such as `24h` or `2026-05-01T10:00Z`, and show moments as text. Pure.
 
 Runs in `fanout` commands.
 """

@@ -35,10 +35,10 @@ class Profiler:
 
     @contextlib.contextmanager
     def profiled(self, part: str, running: Callable[[], Processes], delivered: Callable[[], int]) -> Iterator[None]:
-        """Profile the processes that run now, while the context lasts.
+        """Profile the job while the context lasts: samples of the processes that run at its beginning, CPU of those at its end.
 
         `running()` returns the processes that run at the time of its call, and `delivered()` the number of deliveries until its
-        call. No profile is written if the context ends with an error.
+        call. Both are called at the beginning and at the end. No profile is written if the context ends with an error.
         """
         processes, folder = running(), self._folder / part
         folder.mkdir(parents=True, exist_ok=True)

@@ -158,5 +158,5 @@ def messages(
                 yield message
     why = "no message came for {:.0f} s" if is_patient else "the {:.0f} s for all topics of results are over"
     raise errors.KafkaUnavailable(
-        f"topic {topic} was not read to its end: {why.format(bounds.read_s)}. Check that Kafka answers and is not overloaded"
+        f"topic {topic} was not read to its end: {why.format(bounds.read_s)}. Kafka may be overloaded"
     )

@@ -36,7 +36,7 @@ class Shuffles:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let no executor be removed inside the context. If `between` runs in another thread, first wait for its end."""
+        """Let no executor be removed inside the context. If another thread is in `between`, first wait for its end."""
         with self._changing:
             self._changing.wait_for(lambda: not self._is_wanted)
             self._in_use += 1

@@ -36,7 +36,11 @@ Headers = tuple[tuple[str, bytes], ...]
 
 
 class BatchRecord(NamedTuple):
-    """A batch record that the parser has checked. It is split when it is written, as a task may have thousands of them."""
+    """A batch record that the parser has checked, still whole.
+
+    Its events become records of their own only when they are written to Kafka (`event_writer`), because a task may hold
+    thousands of batch records.
+    """
 
     record: Record
     events: int

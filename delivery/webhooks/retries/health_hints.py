@@ -37,8 +37,8 @@ def report_interval_s(disable_after_s: float) -> float:
 class Acceptances:
     """Decide for one worker when a hint about an accepting endpoint is due. The first acceptance is reported at once.
 
-    `every_s` is the longest interval between two hints about one endpoint, in seconds. At most `max_known` endpoints are
-    remembered.
+    After a hint, the next hint about the endpoint is due after a random time of at most `every_s` seconds. It is made at the
+    first acceptance after that. If more than `max_known` endpoints have a next time, all these times are forgotten.
     """
 
     def __init__(self, every_s: float, rng: random.Random | None = None, *, max_known: int = MAX_KNOWN) -> None:

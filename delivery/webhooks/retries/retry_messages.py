@@ -7,7 +7,9 @@ with a change that a default cannot bridge.
     a lane ─ Postponed ─► retries topic ─► shard ─ Lease ─► retry lane's worker ─ Report ─► retries topic ─► the same shard
 
 A shard is one key of Spark's state, with the retry entries of a part of all endpoints. A shard leases entries of one FIFO
-together, and keeps them until the report of the lease has the result of each. A lease that is given up has no report.
+together, and keeps them until the lease's report arrives. Entries that the report requeues stay longer. If no report arrives in
+time, the entries are leased again. Entries that the shard gives up leave its state with a lease of their own: the worker makes
+dead letters of them or skips them, and sends no report.
 """
 
 from __future__ import annotations

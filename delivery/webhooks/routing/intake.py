@@ -120,7 +120,7 @@ class Intake(Generic[Prepared]):
         1. The record matches no subscription of an endpoint of the lane's mode.
         2. The record is rejected, and was added to `rejections`.
         3. The record's partition is paused. The record is not counted.
-        4. The record is a batch record, and the job takes batch records apart.
+        4. The record is a batch record, and the job splits batch records into events (`source.batch_records`).
 
         Raise SchemaRegistryUnavailable if the record's schema cannot be read now, and the intake pauses no partitions. The
         record is not counted, and must be read again.

@@ -151,9 +151,11 @@ def _of_phases(
 
 
 def _compare(documents: dict[str, dict[str, Any]], runs: Sequence[PhaseRun], samples: Sequence[Sample]) -> None:
-    """Add `others_p99_ratio` and `recovered_s`, the seconds to recover, to the document of each phase after the first.
+    """Add two figures to the document of each phase after the first.
 
-    `others_p99_ratio` is the p99 latency divided by that of the first phase. It is missing if that of the first phase is 0.
+    `others_p99_ratio`: the p99 latency of the other endpoints, divided by that of the first phase. It is missing if that of the
+    first phase is 0. `recovered_s`: seconds from the beginning of the phase until the number of undelivered events stays at
+    most RECOVERED times its maximum in the first phase.
     """
     first, *others = runs
     base = documents[first.name]

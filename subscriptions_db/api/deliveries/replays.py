@@ -83,7 +83,7 @@ class Replays(routes.ListPage):
 
 
 class ReplayQuery(CustomerQuery, ListQuery, expansion.ExpandQuery):
-    """Search criteria for replays. An omitted field matches everything."""
+    """Search criteria for the replays of one customer. An omitted criterion matches everything."""
 
     endpoint: manifest.Id | None = None
     """Only replays for this endpoint."""
