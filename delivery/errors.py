@@ -21,7 +21,7 @@ Used in every process. Imports the standard library only. All classes can be pic
     ├── RecordUnreadable         this version of the job cannot have written a record in a topic of the job
     ├── Orphaned                 the JVM of a worker is gone, or did not end a stopped query; the task's records are read again
     ├── EventRejected            a Kafka record, or a document to publish, is refused as an event; no customer gets it
-    │   └── BatchFound           … because it is a batch of events, which a lane takes apart
+    │   └── BatchFound           … because it is a batch of events, which a lane splits into records
     └── AttemptFailed            one attempt at a delivery did not end in a response
         ├── LocalFailure             any time: our sockets, memory or CPU are exhausted; never the endpoint's fault
         ├── AddressBlocked           before: the guard refused the address

@@ -105,7 +105,7 @@ Sent = TypeVar("Sent", bound=Sendable)
 
 
 class Delivery(NamedTuple):
-    """One event due to one subscription: the unit that is delivered, dead-lettered, postponed or skipped."""
+    """One event for one subscription that matches it: the unit that is delivered, dead-lettered, postponed or skipped."""
 
     event: Event
     subscription: Subscription

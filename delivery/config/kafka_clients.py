@@ -100,7 +100,7 @@ def _translated(kafka: KafkaSettings) -> Iterator[None]:
 
 
 def _refusal(kafka: KafkaSettings, text: str, *, takes_text: bool = True) -> str:
-    """Return the message for the operator. `text` is the error's message.
+    """Return the message for the operator. `text` is the message of the error that the client raised.
 
     The message has no values of options. It names the configured options that occur in `text`. If some of them are set by
     `kafka.librdkafka_options`, it names only those.

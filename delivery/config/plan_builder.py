@@ -73,7 +73,7 @@ def of_realtime(config: settings.Settings) -> worker_plan.Plan:
 
 
 def layout_of(config: settings.Settings) -> parsing.Layout:
-    """Return the fields of a plain JSON event that hold its attributes, the rules of `source`, and `operations.topic`."""
+    """Return the settings of `source` by which workers read events from records, and `operations.topic`."""
     source = config.source
     return parsing.Layout(
         id_path=path_of(source.id_field),
@@ -94,7 +94,7 @@ def layout_of(config: settings.Settings) -> parsing.Layout:
 
 
 def path_of(dotted: str) -> tuple[str, ...]:
-    """Return the keys of a setting like `source.type_field`, from the top: `meta.type` names `type` within `meta`."""
+    """Return the keys of a dotted path, the outermost first: `meta.type` names the field `type` within `meta`."""
     return tuple(dotted.split("."))
 
 

@@ -181,7 +181,10 @@ def _source(location: list[str], layers: Sequence[_Layer]) -> str:
 
 
 def _has(fields: Any, area: str, field: list[str]) -> bool:
-    """Return True if `fields`, the content of one layer for `area`, causes an error about `field`; empty: about the area."""
+    """Return True if `fields`, the content of one layer for `area`, causes an error about `field`.
+
+    An empty `field` stands for the whole area.
+    """
     if field:
         return isinstance(fields, Mapping) and field[0] in fields
     return area not in settings.Settings.model_fields or not isinstance(fields, Mapping)

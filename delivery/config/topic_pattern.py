@@ -77,7 +77,7 @@ def _problem(pattern: str) -> str:
 def _atom(rest: str) -> tuple[int, str]:
     """Return the length of the first construct of `rest`, without a quantifier, and its problem; empty: no problem.
 
-    Of a group, the construct is the opening alone, such as `(?:`.
+    If a group comes first, the construct is only its opening, such as `(?:`.
     """
     if rest.startswith("(?"):
         found = next((group for group in _GROUPS if rest.startswith(group)), None)

@@ -17,7 +17,7 @@ WARNED_EVERY_S = 600.0
 
 
 class ClockCheck:
-    """Log a warning when a worker's clock differs from the driver's by more than `driver_clock` tolerates.
+    """Log a warning when a worker counts as ahead of the driver's clock, or as behind it (webhooks.clocks.driver_clock).
 
     All workers together cause at most one warning in WARNED_EVERY_S seconds. Thread-safe. `clock` is monotonic, in seconds.
     """

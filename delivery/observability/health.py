@@ -128,7 +128,7 @@ class Watch:
     """Gather the facts about one lane.
 
     Several threads use a watch. The threads of the lane's query and of its lag write the facts. The threads that answer
-    `/metrics`, `/healthz` and `/readyz`, and the thread that scales the executors, read them.
+    `/metrics`, `/healthz` and `/readyz`, and the thread that scales the executors, read the facts.
     """
 
     def __init__(

@@ -268,8 +268,8 @@ REALTIME_RESTARTS = Counter(
 def add_counters(lane: str, counters: Counters) -> None:
     """Add to the metrics the counters that a lane's workers have sent to the driver.
 
-    Two numbers replace the metric's value: requests in flight, and the difference of the clocks. The workers' CPU time is added
-    to a metric without a lane.
+    Two gauges are set, not added to: the peak of requests in flight, and the difference of the clocks. The workers' CPU time is
+    added to a metric without a lane.
     """
     for kind in OutcomeKind:
         DELIVERIES.labels(lane, kind.value, NONE)  # starts at zero, so that the first delivery counts as an increase

@@ -1,8 +1,9 @@
 """Fork Spark's Python workers from a process that has their modules loaded.
 
-Runs in the executors, as the module of Spark's setting `spark.python.daemon.module`. Spark starts one daemon for an executor.
-The daemon forks a worker for each task that finds no idle worker. The workers share the memory of the modules. Except for
-pandas in the workers with state, a worker imports nothing before its first record (docs/adr/0048).
+Runs in the executors, as the module of Spark's setting `spark.python.daemon.module`. Spark starts one daemon for an executor,
+and more for the real-time lane (delivery.stages.realtime.realtime_source). A daemon forks a worker for each task that finds no
+idle worker. The workers of a daemon share the memory of the modules. Except for pandas in the workers with state, a worker
+imports nothing before its first record (docs/adr/0048).
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def run(
 
 def event(source: settings.SourceSettings, event_id: str) -> bytes:
     """Return the test event as JSON, with id, type, tenant and time in the fields that the settings name."""
-    document: dict[str, Any] = {"note": "an event of `fanout smoke-test`"}
+    document: dict[str, Any] = {}
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
     attributes = {
         source.id_field: event_id,
@@ -152,7 +152,7 @@ def event(source: settings.SourceSettings, event_id: str) -> bytes:
         for name in parents:
             part = part.setdefault(name, {})
         part[last] = value
-    return orjson.dumps(document)
+    return orjson.dumps({"note": "an event of `fanout smoke-test`", **document})
 
 
 def require_readable(config: settings.Settings, message: publishing.Message) -> None:

@@ -61,7 +61,7 @@ process."""
 
 
 def pause_s(failures: int) -> float:
-    """Return the seconds to pause after `failures` failures in a row, from 1. The pause doubles up to LONGEST_PAUSE_S."""
+    """Return the seconds to pause after `failures` (1 or more) failures in a row. The pause doubles up to LONGEST_PAUSE_S."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
 
 
@@ -169,8 +169,8 @@ class Archiver:
                 log.error(
                     "%s:%d ends before the offset up to which it was archived. Its topic was deleted and created again, or its "
                     "newest records were lost, or kafka.bootstrap_servers names another cluster. The partition is archived "
-                    "from its first record, and the rows stay. If nobody meant this, find out who deleted the topic, which "
-                    "broker lost records, or who changed the setting", *place,
+                    "from its first record, and the rows that are archived already stay. If nobody meant this, find out who "
+                    "deleted the topic, which broker lost records, or who changed the setting", *place,
                 )  # fmt: skip
                 writer.restart_partition(connection, place, archived_until[place])
             if start.lost:

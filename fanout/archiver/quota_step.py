@@ -54,7 +54,7 @@ class QuotaLooks:
 
         A failed check leaves the metric as it was. The failure is logged, unless the check before failed for the same reason.
         After a check that took n seconds, the next one is due n / SHARE seconds after the begin of that check. Raise
-        RegistryUnavailable only if a new connection is needed.
+        RegistryUnavailable only if a new connection is needed, and RegistryOutdated if a table is missing.
         """
         began = self._clock()
         if began < self._due_at:

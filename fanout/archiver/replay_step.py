@@ -161,7 +161,7 @@ class Replayer:
         progress.end(connection, replay, ReplayState.DONE, now=_now())
 
     def _find(self, asked: ReplayOne, endpoint: Endpoint) -> replay_plan.Due | None:
-        """Return the event of a delivery, and its subscription.
+        """Return the event and the subscription of a delivery.
 
         None: Kafka no longer has the event at its offset, or the job would reject it now.
         """

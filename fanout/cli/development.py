@@ -24,7 +24,7 @@ def up(
 ) -> None:
     """Start Postgres and Kafka on this machine, for development, until Ctrl-C.
 
-    Writes their addresses, an encryption key, and settings that permit local receivers to local.toml in the folder.
+    Writes local.toml in the folder: the servers' addresses, an encryption key, and settings that permit local receivers.
     """
     from fanout.local import stack  # noqa: PLC0415  # needs the extra `local`, which a production image leaves out
 

@@ -62,7 +62,7 @@ def create(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a key and show it once. The platform stores the key's digest, and its first characters as its id."""
+    """Create a key and show it once. The platform stores the key's digest, and the key's first characters as the key's id."""
     from subscriptions_db.api.contract import keys  # noqa: PLC0415
     from subscriptions_db.postgres import connect, migrate  # noqa: PLC0415
 

@@ -229,7 +229,7 @@ def _place(placed_event: PlacedEvent) -> places.Place:
 def _expected(
     lane: str, placed: Sequence[PlacedEvent], history: History, recorded: ledger.Ledger
 ) -> Iterator[tuple[Due, _DueDelivery]]:
-    """Yield the deliveries that are due in a lane, by the revision that the lane's offset receipts name.
+    """Yield the deliveries that are due in a lane, by the revision that the lane's receipts of handled offsets name.
 
     Events without a receipt of the lane are left out: the lane has not handled them.
     A delivery that waits for its batch or its next attempt is sent by the registry at the time of sending. So a change of the

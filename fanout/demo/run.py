@@ -117,7 +117,7 @@ class _Scene:
         return recorded.pending() == 0
 
     def given_up(self, customer_id: str) -> set[Due]:
-        """Return the deliveries of a customer that are dead letters by the records that were read so far."""
+        """Return the deliveries of a customer that are dead letters according to the records that were read so far."""
         endpoints = {row["id"] for row in self.document["endpoints"] if row["customer"] == customer_id}
         subscriptions = {row["id"] for row in self.document["subscriptions"] if row["endpoint"] in endpoints}
         return {due for due in self.reader.ledger.dead() if due.subscription_id in subscriptions}
@@ -283,7 +283,7 @@ def _poll_and_redrive(
 ) -> tuple[set[Due], over_http.Polled]:
     """Poll the dead letters of the failing customer, repair its endpoints, redrive, and wait for the deliveries.
 
-    Return the deliveries that were dead letters before the poll, by the dead-letter topic, and what the polls returned.
+    Return the deliveries with dead letters in the dead-letter topic before the first poll, and the results of all polls.
     """
     given_up = scene.given_up(scenario.FAILING_CUSTOMER)
     published = {(placed.event.message.topic, placed.partition, placed.offset): placed.event.payload for placed in scene.placed}

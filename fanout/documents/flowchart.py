@@ -1,7 +1,7 @@
 """Draw how data flows through modules as a Mermaid flowchart. Check its arrows, and its boxes of code and of topics.
 
-Runs in `python -m fanout.documents.generate` and the tests. Reads the drawn modules as text. It imports only
-`delivery.config.settings`, for the names of the settings.
+Runs in `python -m fanout.documents.generate` and the tests. Reads the drawn modules as text, without importing them. Takes the
+names of the settings from `delivery.config.settings`.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _meanings(record: type) -> Iterator[tuple[str, str]]:
 
 
 def _type(type_: Any) -> str:
-    """Return a type as its table shows it."""
+    """Return the text for a type in the table of a record."""
     origin, of = typing.get_origin(type_), typing.get_args(type_)
     if origin in {typing.Union, types.UnionType}:
         known = [member for member in of if member is not msgspec.UnsetType]

@@ -79,10 +79,11 @@ def find(program: Program, folder: Path = LIBRARY) -> Path | None:
 
 
 def ensure(program: Program, folder: Path = LIBRARY) -> Path | None:
-    """Return the program's archive. If it is missing, delete its archives for other jars or another Java, and build it.
+    """Return the program's archive, and build it first if it is missing.
 
-    None: no jar of the program is here, as with the broker in the image. This function downloads no jars. Raise LocalStackError
-    if the archive cannot be built, or if there is no supported Java.
+    Before the build, delete the program's archives for other jars or another Java. None: no jar of the program is here, as with
+    the broker in the image. This function downloads no jars. Raise LocalStackError if the archive cannot be built, or if there
+    is no supported Java.
     """
     if not program.jars(folder):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import confluent_kafka
@@ -99,7 +99,7 @@ class Scanner:
                 return 0, 0
             return offset_requests.first_and_end(self._consumer, *place, timeout_s=TIMEOUT_S)
 
-    def read(self, extents: Iterable[Extent], name: str, consume: Consume) -> None:
+    def read(self, extents: Collection[Extent], name: str, consume: Consume) -> None:
         """Call `consume` with every record of `extents`, in order within each partition.
 
         `name` tells the operator which records are read, such as `dead letters`. Raise RecordUnreadable if `consume` cannot

@@ -4,7 +4,7 @@ Runs in `fanout` commands, tests and load tests. A receipt says which offsets a 
 
 1. Every record of an event topic is in a range that a receipt of the lane covers, or after the last receipt. With
    `Terms.from_first`, this holds from the partition's first record on, else from the lane's first receipt on.
-2. A receipt states how many deliveries of its range were due. By the topics of results, as many must have ended or wait.
+2. A receipt states how many deliveries of its range were due. In the topics of results, as many must have ended or wait.
 3. A delivery that waits in the retry lane is in the retries topic, with its expiry. A delivery that waits for its batch is in
    no topic. The number of such deliveries is the due count of the receipt minus the deliveries that topics name.
 
@@ -181,7 +181,7 @@ def account(evidence: Evidence, terms: Terms) -> Account:
 
 
 class _Walk:
-    """Account for one partition and one lane. The caller adds in the order of offsets, then calls `finish`."""
+    """Account for one partition and one lane. Call `add` and `add_rejected` in the order of offsets, then `finish`."""
 
     def __init__(self, lane: str, place: Place, evidence: Evidence, terms: Terms, result: Account) -> None:
         self._lane, self._place, self._evidence, self._terms, self._result = lane, place, evidence, terms, result

@@ -45,7 +45,7 @@ class Ledger:
     """Offset receipts by lane and partition: each says which offsets the lane has handled."""
 
     def handled_until(self, lane: str) -> dict[Place, int]:
-        """Return the last handled offset of each partition of which a lane has a receipt."""
+        """Return the last offset that a lane has handled in each partition. Partitions without one are left out."""
         return {
             place: max(receipt.last_offset for receipt in receipts)
             for (name, place), receipts in self.receipts.items()
@@ -69,9 +69,9 @@ class Ledger:
         return self.delivered.keys() | self.skipped.keys() | self.dead()
 
     def pending(self) -> int:
-        """Return the sum of the due deliveries in all receipts, minus the number of deliveries that ended.
+        """Return the sum of the due deliveries in the offset receipts, minus the number of deliveries that ended.
 
-        Pending deliveries wait for their batch, or in the retry lane.
+        A receipt that was written again counts once. Pending deliveries wait for their batch, or in the retry lane.
         """
         # A micro-batch that runs again writes a receipt for the same offsets again.
         due: dict[tuple[str, Place, int], int] = {}

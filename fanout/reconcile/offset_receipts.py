@@ -35,9 +35,9 @@ class Gap(NamedTuple):
 def effective(receipts: Sequence[HandledRange]) -> Effective:
     """Return the receipts that later ones do not wholly replace.
 
-    `receipts` are of one lane and one partition, in the order in which they were written. Later receipts replace an older one
-    if they have its first and its last offset. Their sums of due deliveries and of rejected records may differ from the older
-    one's numbers. Then `surplus_allowed` of each later receipt grows by the older one's due deliveries.
+    `receipts` are of one lane and one partition, in the order in which they were written. Later receipts replace an older
+    receipt if they contain its first and its last offset. They may have other sums of due deliveries or rejected records than
+    the older receipt. If so, `surplus_allowed` of each later receipt grows by the older receipt's due deliveries.
     """
     ranges: list[HandledRange] = []
     ends: list[int] = []  # negative: newest receipts usually have the highest offsets, and so are appended at the end

@@ -1,8 +1,9 @@
 """`fanout reconcile`: read the topics, account for every delivery, and show the account.
 
-Runs in `fanout` commands and the load tests. Changes nothing in Kafka, and the job may run meanwhile. Records of the last
-seconds are not judged. The attempts topic is read first, so that the topics that are read later have every record to which the
-attempts topic refers.
+Runs in `fanout` commands and the load tests. Changes nothing in Kafka, and the job may run meanwhile. Lanes write offset
+receipts to the attempts topic. Each says which offsets a lane has handled, and how many deliveries were due. A receipt is
+judged by comparing its counts with the outcomes at its offsets. Receipts of the last seconds are not judged. The attempts topic
+is read first, so that the topics that are read later have every record to which the attempts topic refers.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def reconcile(
     seconds. `settle_s` 0: no receipt is too new, because the caller knows that the job is stopped. `max_wait_s` is the longest
     `max_wait_s` of all endpoints: a longer wait for a batch is a finding.
 
-    Raise SettingsError if there is no attempts topic. Raise KafkaUnavailable, SchemaRegistryUnavailable or RecordUnreadable if
-    a topic cannot be read.
+    Raise SettingsError if the attempts, dead-letter, rejected or retries topic is missing, or this login may not describe it.
+    Raise KafkaUnavailable, SchemaRegistryUnavailable or RecordUnreadable if a topic cannot be read.
     """
     with contextlib.closing(topic_scanner.Scanner(config.kafka, console)) as scanner:
         reading = _Reading(config, scanner, since_ms)
@@ -146,7 +147,7 @@ class _Reading:
         return known
 
     def _with_runs(self, extent: topic_scanner.Extent) -> topic_scanner.Extent:
-        """Return the extent, begun at the first offset of the judged receipts if that is lower and Kafka still has it."""
+        """Return the extent, begun earlier if a judged receipt begins earlier, but not before Kafka's first offset."""
         first = self.evidence.first_offset(extent.place, self._since_ms or 0)
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 

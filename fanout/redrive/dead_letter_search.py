@@ -143,7 +143,10 @@ class DeadLetterReader:
         self._scanner.read(extents, "dead letters", taken)
 
     def missing_topic(self) -> str | None:
-        """Return the attempts or retries topic if there is none that this login may describe; None: there are both."""
+        """Return the name of the attempts or retries topic, whichever is missing; None: both exist.
+
+        A topic that this login may not describe counts as missing.
+        """
         known = self._scanner.names()
         return next((name for name in (self._config.attempts_topic, self._config.retries_topic) if name not in known), None)
 

@@ -13,7 +13,7 @@ Unit = Literal["delivery", "event"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveShape:
-    """Size of the registry and form of the events. The defaults are the base of all axes."""
+    """Size of the registry and form of the events. The defaults are the base of an axis without a `base` of its own."""
 
     endpoints: int = 100
     topics: int = 10

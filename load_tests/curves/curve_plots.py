@@ -85,6 +85,6 @@ def _scale(axes: Any, values: Sequence[float]) -> None:
 
 
 def _between(values: Sequence[float]) -> list[float]:
-    """Return steps from the smallest to the largest value, at equal ratios."""
+    """Return STEPS + 1 numbers from the smallest to the largest value, at equal ratios of number + 1."""
     first, ratio = 1 + min(values), (1 + max(values)) / (1 + min(values))
     return [first * ratio ** (step / STEPS) - 1 for step in range(STEPS + 1)]

@@ -143,9 +143,10 @@ def _overtook(numbers: Sequence[int]) -> int:
 
 
 def reconciled(account: accounting.Account, report: receiver.ReceiverReport) -> dict[str, Any]:
-    """Return the numbers of deliveries by outcome, and of findings by kind, as the topics say.
+    """Return the numbers of deliveries by outcome, and `findings` by kind, as the topics say.
 
-    `holds` is True if the topics have no contradiction, and the receiver got as many different deliveries as `delivered`.
+    The outcomes are `delivered`, `pending`, `dead_lettered` and `repeated`. `holds` is True if the topics have no
+    contradiction, and the receiver got as many different deliveries as `delivered`.
     """
     lanes = account.lanes.values()
     delivered = sum(lane.counts.delivered for lane in lanes)
@@ -160,7 +161,7 @@ def reconciled(account: accounting.Account, report: receiver.ReceiverReport) -> 
 
 
 def poison(published: Counter[str], rejected: Counter[str]) -> dict[str, Any]:
-    """Return `poison`, the numbers of published and rejected records by reject reason, and the total `not_rejected`."""
+    """Return `poison`, the numbers of published and rejected poison records by reject reason, and the total `not_rejected`."""
     return {
         "poison": {"published": dict(published), "rejected": dict(sorted(rejected.items()))},
         "not_rejected": (published - rejected).total(),

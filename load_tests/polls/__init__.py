@@ -1,4 +1,4 @@
-"""Poll dead letters over HTTP as many customers, beside the job.
+"""Poll dead letters over HTTP in the name of many customers, beside the job.
 
 In: a number of customers, and the pace of their polls. Out: latencies and answers. Runs in the process of the load test, except
 the polls, which have a process of their own.

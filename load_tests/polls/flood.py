@@ -1,9 +1,9 @@
 """Run `fanout archive` and `fanout serve` beside the job, with customers who poll far more than usual.
 
-Some customers poll at a fixed pace, with pages and leases. One customer exceeds its limit, and acknowledges nothing. One
-customer reads its answers slowly. In production `fanout archive`, `fanout serve` and Postgres run on machines of their own. In
-a load test these processes share the machine of the job. So the job has priority for a core, and the usage of these processes
-is reported.
+Some customers poll at a fixed pace: they read pages of dead letters, or lease dead letters. One customer exceeds its limit, and
+acknowledges nothing. One customer reads its answers slowly. In production `fanout archive`, `fanout serve` and Postgres run on
+machines of their own. In a load test these processes share the machine of the job. So the job has priority for a core, and the
+usage of these processes is reported.
 """
 
 from __future__ import annotations

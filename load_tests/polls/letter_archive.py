@@ -40,7 +40,7 @@ def write(connection: connect.Connection, customer_ids: Sequence[str], count: in
 
 
 def admit(connection: connect.Connection, customer_ids: Sequence[str]) -> list[str]:
-    """Create missing customers, and a consumer for each customer; return a new API key for polling for each customer."""
+    """Create missing customers, and a dead letter consumer for each customer; return a new polling API key for each."""
     with connection.transaction():
         for customer_id in customer_ids:
             connection.execute("insert into customers (customer_id) values (%s) on conflict do nothing", [customer_id])

@@ -1,4 +1,4 @@
-"""Poll dead letters over HTTP as many customers, in a separate process, at a pace that does not depend on the API.
+"""Poll dead letters over HTTP in the name of many customers, in a process of its own, at a pace independent of the API.
 
 A poll begins at its due time, on one of a few persistent connections. If all connections are busy, the poll waits for one.
 The wait is part of the poll's latency. So a slow API does not reduce the number of polls.

@@ -61,7 +61,8 @@ class Moment:
 class Cluster:
     """One lane, its topic, and the executors.
 
-    `load_per_s` returns the events a second at a time. A micro-batch has at most `at_most` events for each executor.
+    `load_per_s` returns the load, in events a second, for a time in seconds since the beginning. A micro-batch has at most
+    `at_most` events for each executor.
     """
 
     def __init__(

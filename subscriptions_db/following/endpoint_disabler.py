@@ -3,7 +3,7 @@
 Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request to
 disable endpoints, and the thread writes these requests to Postgres. Guarantee: while Postgres answers, each request is written.
 Exception: a request less than EFFECT_S after a written one for the same endpoint is ignored. While Postgres does not answer, a
-request that was last made more than STALE_S ago is dropped. The endpoint may have recovered, or an operator may have acted. If
+request that was last made more than STALE_S ago is dropped: the endpoint may have recovered, or an operator may have acted. If
 the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
 """
 
@@ -88,7 +88,7 @@ class EndpointDisabler:
         self._thread.start()
 
     def disable(self, attempted: Iterable[AttemptedEndpoint], reason: str) -> None:
-        """Request to disable those of these endpoints that are active, for `reason`: FAILING or `error_classes.GONE`.
+        """Request to disable the given endpoints that are active, for `reason`: FAILING or `error_classes.GONE`.
 
         Return at once. Callers repeat the request as long as an endpoint fails. If an endpoint has a waiting request with
         another reason, that request stays. For EFFECT_S after a request for an endpoint was written, further ones are ignored.
@@ -173,7 +173,7 @@ class EndpointDisabler:
 
 
 def _named(endpoint_ids: Iterable[EndpointId]) -> dict[str, list[EndpointId]]:
-    """Return the field of a log line that names endpoints: up to MAX_NAMED of them."""
+    """Return the field `endpoint_ids` of a log line, with at most MAX_NAMED of the endpoints."""
     return {"endpoint_ids": sorted(endpoint_ids)[:MAX_NAMED]}
 
 

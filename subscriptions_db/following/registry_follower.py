@@ -98,10 +98,10 @@ class Follower:
         return None
 
     def _warn(self, reason: str) -> None:
-        """Log that delivery is paused: once for all lanes, when the cause changes, and again after WARN_EVERY_S.
+        """Log that delivery is paused, once for all lanes together: when the cause changes, and again after WARN_EVERY_S.
 
-        The cause is `_failure`. `reason` is not compared, because its age of the registry differs each second. The caller holds
-        the lock.
+        The cause is `_failure`. `reason` is not compared, because it contains the age of the registry, which differs each
+        second. The caller holds the lock.
         """
         now, (cause, at) = self._clock(), self._warned
         if cause != self._failure or now - at >= WARN_EVERY_S:

@@ -34,9 +34,9 @@ def subscriptions(
     """Return the warnings about registered subscriptions.
 
     The warnings about event types and filters come first, then at most 10,000 about tenants. Each group is sorted by
-    subscription id. A login that may not read tenants gets none about tenants. `paths` is subscription id → path in a document,
-    and only these subscriptions are checked. None: all are checked, with the id as path. `types` are the event types that have
-    a topic; empty if the topics are unknown.
+    subscription id. A login that may not read tenants gets no warnings about tenants. `paths` is subscription id → path in a
+    document, and only these subscriptions are checked. None: all are checked, with the id as path. `types` are the event types
+    that have a topic; empty if the topics are unknown.
     """
     if paths is not None and not paths:
         return []

@@ -16,7 +16,7 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 def query(name: str) -> LiteralString:
     """Return the statement `name`; raise KeyError for an unknown name.
 
-    The type is LiteralString, as no statement contains input.
+    The type is LiteralString, because no statement contains input.
     """
     return _queries()[name]
 

@@ -16,7 +16,7 @@ MAX_STATEMENTS = 50
 
 
 def delete_old(connection: connect.Connection, *, max_deleted: int = MAX_DELETED) -> int:
-    """Delete the oldest of the session's visible answers that are older than a day, at most `max_deleted`; return their number.
+    """Delete the oldest answers older than a day that the session sees, at most `max_deleted`; return their number.
 
     Answers that another transaction has locked stay.
     """

@@ -4,7 +4,7 @@ Runs in `fanout` commands and in the API. The second application of a manifest c
 name stay unchanged, with two exceptions:
 
 1. A tenant in the manifest has `sub_tenants`: its other sub-tenants are deleted.
-2. `prune` deletes other endpoints and subscriptions of the manifest's customers. Owners of its endpoints count as customers.
+2. `prune` deletes other endpoints and subscriptions of the manifest's customers, and of the owners of the manifest's endpoints.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def apply(
     """Register the manifest in one transaction, with audit entries.
 
     `dry_run` writes nothing, and returns the changes without new secrets. `prune` also deletes the other endpoints
-    and subscriptions of the manifest's customers. `known_types` are event types that exist in addition to the catalogue's.
-    `strict` refuses manifests with lint warnings.
+    and subscriptions of the manifest's customers. `known_types` are the event types that have a topic; the lint knows them
+    besides those of the catalogue. `strict` refuses manifests with lint warnings.
 
     Raise RegistrationError if a check or a constraint refuses the manifest. Raise RegistryUnavailable if Postgres does not
     answer or another transaction changes the same rows. The session has no statement timeout afterwards.
@@ -147,8 +147,8 @@ def _named(wanted: manifest.Manifest) -> dict[registered_rows.RowKind, list[str]
 def exclusive(connection: connect.Connection) -> Iterator[None]:
     """Run the block while no other session runs such a block: wait for a lock, and hold it.
 
-    `apply`, `rotation.rotate` and commands that delete endpoints hold this lock. Another `apply` would change the rows from
-    which differences are computed. The API's changes do not take the lock. The session has no statement timeout afterwards.
+    `apply`, `rotation.rotate` and commands that delete endpoints hold this lock. Otherwise another `apply` could change rows
+    from which differences are computed. The API's changes take no such lock. The session has no statement timeout afterwards.
     """
     connection.execute(query("disable_statement_timeout"))
     connection.execute(query("apply_lock"))

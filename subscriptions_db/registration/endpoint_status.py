@@ -22,7 +22,7 @@ from subscriptions_db.postgres.sql import query
 def disable_active(
     connection: connect.Connection, attempted: Iterable[AttemptedEndpoint], reason: str, *, active_s: float = 0.0
 ) -> list[str]:
-    """Disable those of these endpoints that have been active for at least `active_s` seconds, and return their ids.
+    """Disable the given endpoints that have been active for at least `active_s` seconds, and return their ids.
 
     Endpoints that have been active since an unknown time are disabled too. Others stay unchanged: failures from before
     an endpoint was enabled must not disable it. Endpoints that now have another URL stay unchanged too. Safe to repeat.

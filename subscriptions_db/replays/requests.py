@@ -118,7 +118,8 @@ def ask(
     """Request a replay and return it; return None if an unfinished replay excludes it.
 
     An unfinished replay of one delivery excludes another replay of the same delivery. An unfinished replay of a time range
-    excludes every replay of a time range of the same endpoint. The caller checks the endpoint, and `room`.
+    excludes every replay of a time range of the same endpoint. The caller has checked that the endpoint exists. The API has
+    also checked `room`; `fanout` commands do not.
     """
     fields = {field: getattr(asked, field, None) for kind in (ReplayRange, ReplayOne) for field in kind.__dataclass_fields__}
     whose = {"replay_id": f"rpl_{secrets.token_hex(12)}", "customer_id": customer_id, "endpoint_id": endpoint_id}

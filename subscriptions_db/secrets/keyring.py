@@ -100,8 +100,8 @@ def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
     """Raise SettingsError if, for one of the key ids in the registry, the key ring opens none of the sampled secrets.
 
     A sample has up to ten secrets of each key id. Called before the job reads or the API uses the registry, and by
-    `fanout apply` and `fanout endpoints rotate-secret`. Later, a secret that does not open quarantines its endpoint. A wrong
-    key ring would quarantine every endpoint.
+    `fanout apply` and `fanout endpoints rotate-secret`. Later, a secret that does not open quarantines its endpoint. Without
+    this check, a wrong key ring would quarantine every endpoint.
     """
     opens: dict[str, bool] = {}
     for row in connection.execute(query("sealed_samples")):

@@ -95,7 +95,7 @@ def changed_at(connection: connect.Connection, revision: Revision) -> dt.datetim
 def changed_since(
     connection: connect.Connection, since: Revision, since_at: dt.datetime | None = None
 ) -> tuple[Revision, Mapping[str, list[str]] | None]:
-    """Return the newest revision, and entity → the ids of rows that changed or were deleted after `since`.
+    """Return the newest revision, and kind of row (entity) → the ids of rows that changed or were deleted after `since`.
 
     None in place of the mapping: the log of changes does not have `since`, or not with the time `since_at`. The caller's
     transaction must be REPEATABLE READ.
@@ -187,7 +187,7 @@ def read_rows(
     endpoint_ids: list[str],
     subscription_ids: list[str],
 ) -> Snapshot:
-    """Return these endpoints and subscriptions as the job has them, read in the caller's transaction.
+    """Return these endpoints and subscriptions in the form that the job uses, read in the caller's transaction.
 
     Ids that are not registered are left out. The snapshot has revision 0 and no tenants.
     """

@@ -33,8 +33,9 @@ IDS = {"tenant": "tenant_id", "endpoint": "endpoint_id", "subscription": "subscr
 def read(connection: connect.Connection, since: Revision | None) -> dict[str, Any]:
     """Return the document of the changes since a revision, or of the whole registry.
 
-    Its keys are `revision`, `since`, the keys of PARTS, each with rows, and `gone`: entity → the ids of deleted rows. The
-    caller's transaction must be REPEATABLE READ. In two cases, the document has the whole registry, and null as its `since`:
+    Its keys are `revision`, `since`, the keys of PARTS, each with rows, and `gone`: kind of row (entity) → the ids of deleted
+    rows. The caller's transaction must be REPEATABLE READ. In two cases, the document has the whole registry, and null as its
+    `since`:
 
     1. `since` is None.
     2. The log of changes does not have the revision `since`.

@@ -106,13 +106,13 @@ class Holder:
                 self._leases.write(election.released(record))
         except cluster.Conflict:
             log.warning(
-                "the Lease %s was not released, because it has changed since this driver last read it. This driver has stopped "
-                "gracefully. The next driver may have to wait until the Lease expires, up to %.0f s. There is nothing to do",
+                "the Lease %s was not released, because it has changed since this process last read it. This process has ended "
+                "its work. The next driver may have to wait until the Lease expires, up to %.0f s. There is nothing to do",
                 self._leases.name, election.LEASE_S,
             )  # fmt: skip
         except (cluster.Unavailable, errors.LeaseRefused) as exc:
             log.warning(
-                "the Lease %s could not be released (%s). This driver has stopped gracefully. The next driver waits until the "
+                "the Lease %s could not be released (%s). This process has ended its work. The next driver waits until the "
                 "Lease expires, up to %.0f s, and events wait in Kafka meanwhile. If the text in brackets names a right, grant "
                 "it; otherwise there is nothing to do", self._leases.name, exc, election.LEASE_S,
             )  # fmt: skip
@@ -146,8 +146,8 @@ class Holder:
         if reason != self._waits_for:
             self._waits_for = reason
             log.warning(
-                "this driver %s. It delivers nothing until it holds the Lease, and asks every %.0f s. If a holder is named "
-                "that should not run, stop it. If the API server does not answer, check the pod's network",
+                "this process %s. It delivers and changes nothing until it holds the Lease, and asks every %.0f s. If a holder "
+                "is named that should not run, stop it. If the API server does not answer, check the pod's network",
                 reason, self._retry_s,
             )  # fmt: skip
 
@@ -172,7 +172,7 @@ class Holder:
         if problem != self._problem:
             self._problem = problem
             log.warning(
-                "the Lease %s could not be renewed (%s). This driver retries every %.0f s, and ends itself after %.0f s "
+                "the Lease %s could not be renewed (%s). This process retries every %.0f s, and ends itself after %.0f s "
                 "without a renewal. If the text in brackets gives no advice, check the pod's network",
                 self._leases.name, problem, self._retry_s, election.RENEW_DEADLINE_S,
             )  # fmt: skip
@@ -202,8 +202,8 @@ class Holder:
             alarm.daemon = True
             alarm.start()
             log.critical(
-                "%s. This driver delivers nothing more and ends now, before another driver uses the checkpoint. Committed work "
-                "is kept, and the next start continues from there", self._why(),
+                "%s. This process delivers nothing more and ends now, before another driver uses the checkpoint. Committed "
+                "work is kept, and the next start continues from there", self._why(),
             )  # fmt: skip
             self._end()
 

@@ -59,7 +59,7 @@ def is_s3a(checkpoint: str) -> bool:
 def session_settings(checkpoint: str) -> dict[str, str]:
     """Return Spark's settings for this kind of checkpoint; none for an unknown scheme.
 
-    The operator's entries in `spark.conf` override them.
+    The operator's entries in `spark.conf` override these settings.
     """
     if is_s3a(checkpoint):
         return S3A

@@ -81,7 +81,7 @@ class Checkpoint:
         """The committed positions; empty if the lane has never started a micro-batch."""
 
     def move(self, positions: Positions, limited: Callable[[Positions], Positions]) -> None:
-        """Make the lane continue from `positions`. `limited` returns the new end offsets of an interrupted micro-batch.
+        """Make the lane continue from `positions`. `limited` maps the end offsets of an interrupted micro-batch to new ones.
 
         If a partition has a position and no end offset, the micro-batch reads nothing of the partition. Called only if the lane
         has committed a micro-batch.

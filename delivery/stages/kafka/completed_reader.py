@@ -65,9 +65,9 @@ class CompletedWork:
     def ended(self, attempt_number: int) -> frozenset[completed_work.Key]:
         """Return the keys of the deliveries, and of the leases of retry entries, that a task must not repeat.
 
-        Called in the task. `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 reads nothing. Only an
-        earlier run of the whole micro-batch can have handled the task's records, and `known` has the results of that run.
-        Later attempts read the topics.
+        Called in the task. `attempt_number` counts Spark's attempts at the task from 0. Attempt 0 returns `known`, and reads
+        nothing: before it, only an earlier run of the whole micro-batch can have handled the task's records. Later attempts
+        also read the topics.
         """
         return self.known if attempt_number == 0 else self.known | read(self)
 
@@ -138,10 +138,8 @@ def messages(
 
     from delivery.stages.kafka import offset_requests  # noqa: PLC0415
 
-    found = consumer.list_topics(topic, bounds.asked_s).topics[topic]
-    if found.error is not None and found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-        raise KafkaException(found.error)
-    asked = [TopicPartition(topic, number, since_ms) for number in found.partitions]
+    numbers = offset_requests.partitions_of(consumer, topic, timeout_s=bounds.asked_s)
+    asked = [TopicPartition(topic, number, since_ms) for number in numbers]
     found_since = asked and offset_requests.first_since(consumer, asked, timeout_s=bounds.asked_s, until=until)
     firsts = [first for first in found_since if first.offset >= 0]
     polls = bounded_reader.batches(consumer, firsts, max_records=1000, wait_s=1.0)

@@ -117,10 +117,11 @@ def to(client: Mapping[str, str | int | float | bool]) -> KafkaEventWriter:
 
 
 def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents, *, group_bytes: int = GROUP_BYTES) -> Results:
-    """Write the events of batch records. Return the batch records that were taken apart, and rejections of the others.
+    """Write the events of batch records. Return each batch record in `batch_records`, or its rejection in `rejections`.
 
-    `group_bytes` bounds the bytes of the records that are held and written at once (GROUP_BYTES). Raise KafkaUnavailable as
-    WriteEvents does.
+    A batch record is rejected if it cannot be split, or if Kafka refuses one of its events for good. Kafka may then have other
+    events of the batch. `group_bytes` bounds the bytes of the records that are held and written at once (GROUP_BYTES). Raise
+    KafkaUnavailable as WriteEvents does.
     """
     results = Results()
     for chunk in chunking.chunks(batches, _size, group_bytes):
@@ -155,7 +156,7 @@ def _made(
 
 
 def _events_of(batch: batch_records.BatchRecord) -> list[batch_records.EventRecord] | str:
-    """Return the records of a batch record, or why it is rejected.
+    """Return the records to write for the events of a batch record, or one of two reasons for its rejection.
 
     1. The new records would be too large, because each has the key of the batch. The parser has checked their size without the
        keys.

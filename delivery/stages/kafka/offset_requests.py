@@ -7,6 +7,7 @@ broker starts or ends, and a new topic has no leader at first. librdkafka does n
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 import confluent_kafka
 import tenacity
@@ -17,12 +18,30 @@ WAIT_S = 0.2
 MOVING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 
 
+def partitions_of(
+    consumer: confluent_kafka.Consumer, topic: str, *, timeout_s: float, wait_s: float = WAIT_S
+) -> Collection[int]:
+    """Return the numbers of a topic's partitions; empty: the topic does not exist.
+
+    Raise KafkaException if Kafka does not answer within `timeout_s` or refuses, or if the topic has no leader by then.
+    """
+
+    def request() -> Collection[int]:
+        found = consumer.list_topics(topic, timeout_s).topics[topic]
+        if found.error is not None and found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise KafkaException(found.error)
+        numbers: Collection[int] = found.partitions
+        return numbers
+
+    return _while_leaders_move(time.monotonic() + timeout_s, wait_s)(request)
+
+
 def first_and_end(
     consumer: confluent_kafka.Consumer, topic: str, partition: int, *, timeout_s: float, wait_s: float = WAIT_S
 ) -> tuple[int, int]:
     """Return the first offset of a partition and the offset after its last record.
 
-    Raise KafkaException if Kafka does not answer within `timeout_s`, refuses, or if the partition has no leader by then.
+    Raise KafkaException if Kafka does not answer within `timeout_s` or refuses, or if the partition has no leader by then.
     """
     asked = TopicPartition(topic, partition)
     repeated = _while_leaders_move(time.monotonic() + timeout_s, wait_s)

@@ -120,7 +120,7 @@ def names(kafka: settings.KafkaSettings, timeout_s: float = TIMEOUT_S) -> frozen
 def require_room(kafka: settings.KafkaSettings, name: str, *, timeout_s: float = TIMEOUT_S) -> None:
     """Raise SettingsError if the retries topic `name` exists and refuses records as large as the largest postponed batch.
 
-    Without this check, the first postponed batch of that size could not be written. Its micro-batch would never be committed,
+    To such a topic, the first postponed batch of that size could not be written. Its micro-batch would never be committed,
     and its deliveries would be sent again and again. If the login may not read the topic's configuration, only log a warning.
     Raise KafkaUnavailable if no broker answers within `timeout_s` seconds, or if a broker refuses the request for another
     reason. Also raise SettingsError if librdkafka refuses an option.

@@ -1,6 +1,6 @@
 """Hold the state that the lanes of one application share, and build the values that their tasks need.
 
-Runs on the driver. Each lane calls from its own thread.
+Runs on the driver. Each lane calls this code on its own thread.
 """
 
 from __future__ import annotations

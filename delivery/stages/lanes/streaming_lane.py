@@ -241,7 +241,7 @@ class StreamingLane(Generic[Registry]):
             self._watched.reach(positions(newest))
 
     def _result_of(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> Result:
-        """Return the result of an ended query: restart, stop, or done. Raise LaneFailed if a restart would not help.
+        """Return the Result of a query that has ended or is at rest. Raise LaneFailed if a restart would not help.
 
         A restart helps if Kafka did not answer, if planning timed out, or if the plan must change. A lane restarts at most
         MOST_ABSENCES times for Kafka, and MOST_FAILED_PLANS times for planning. Progress of a query sets both counts to 0.
@@ -301,7 +301,7 @@ def _committed(progress: StreamingQueryProgress) -> int:
 
 
 def is_unplanned(text: str) -> bool:
-    """Return True if a query ended with this error because Spark could not plan it on a busy machine: it may be repeated."""
+    """Return True if the error text of a query says that Spark could not plan the query in time, on a busy machine."""
     return _NO_PLAN.match(text) is not None
 
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.1
 """Seconds between two checks whether all lanes have ended."""
 WITHOUT_DIRECT_LANE = (
-    "batch records are not taken apart here: the direct and the real-time lane do that, and lane direct does not run in this "
+    "batch records are not split here: the direct and the real-time lane do that, and lane direct does not run in this "
     'application. Run it in another one on the same topics with source.batch_records = "taken_apart", name it in --lanes '
     '(drivers.NAME.lanes of the chart), or set source.batch_records to "rejected"'
 )

@@ -63,7 +63,7 @@ class Telemetry:
         self._paused.value = {}
 
     def publish(self) -> WorkerReport:
-        """Add the counters since the last call to the metrics, and return them as a report.
+        """Return the report of the workers since the last call, after adding its counters to the metrics.
 
         Called when a micro-batch's results are written. By then the updates of all tasks have arrived: Spark merges a task's
         updates before it reports the task as finished.

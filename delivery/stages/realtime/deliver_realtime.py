@@ -1,4 +1,4 @@
-"""Deliver the records of one task of the real-time lane, from its first to its last.
+"""Deliver the records of one task of the real-time lane, from the first record to the last.
 
 Runs in the executors' Python workers. Must not import the settings. An offset receipt says that a run of records is handled.
 Guarantee: an offset receipt is written after all results of its records, never before. After a crash, records without a receipt

@@ -2,8 +2,8 @@
 
 Runs on the driver. Spark writes the offsets of a real-time batch at the end of the batch, minutes after its start. So the lane
 writes offset receipts to the attempts topic. A receipt says that all results of a run of records are in their topics. The
-receipts record the lane's progress since Spark's last commit. Some deliveries of later records have ended too. This module
-reads these deliveries from the result topics, so that the lane does not repeat them.
+receipts record the lane's progress since Spark's last commit. Some deliveries of records without a receipt have ended too. This
+module reads these deliveries from the result topics, so that the lane does not repeat them.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _add_receipt(receipt: OffsetReceipt, of: Callable[[str], bool], runs: dict[P
 def _starts_of_newer(
     asked: completed_reader.CompletedWork, runs: Mapping[Place, list[HandledRange]], bounds: completed_reader.ReadBounds
 ) -> dict[Place, int]:
-    """Return the first offset to deliver in each partition with receipts that no commit names. Such a partition is new.
+    """Return the first offset to deliver in each partition in `runs`. No commit names these partitions: they are new.
 
     Spark starts a new partition at the first record that Kafka still has. The receipts in `runs` move this start forward, with
     two exceptions:
@@ -211,7 +211,7 @@ def _starts_of_newer(
     with contextlib.closing(confluent_kafka.Consumer({**own, **asked.client})) as consumer:
         for (topic, number), found in runs.items():
             try:
-                if number not in consumer.list_topics(topic, bounds.asked_s).topics[topic].partitions:
+                if number not in offset_requests.partitions_of(consumer, topic, timeout_s=bounds.asked_s):
                     continue
                 first, end = offset_requests.first_and_end(consumer, topic, number, timeout_s=bounds.asked_s)
             except confluent_kafka.KafkaException as exc:
@@ -241,8 +241,8 @@ def begin_at(spark: SparkSession, checkpoint: str, positions: offset_log.Positio
 
     Write `positions` to INITIAL_POSITIONS_FILE, then delete the folder. If a query has started, the folder holds the query's
     first offsets. Spark would read a topic that is not among them from its first record. Without the folder, the receipts since
-    that start are not read, so `positions` must include them. After a crash before the deletion, the next start reads the file
-    and the folder, and takes the larger offset of each partition.
+    that start are not read, so `positions` must already be moved forward by them. After a crash before the deletion, the next
+    start reads the file and the folder, and takes the larger offset of each partition.
     """
     offset_log.write(spark, f"{checkpoint.rpartition('/')[0]}/{INITIAL_POSITIONS_FILE}", json.dumps(positions))
     offset_log.delete(spark, checkpoint)

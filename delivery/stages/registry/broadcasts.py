@@ -27,10 +27,10 @@ class Broadcaster:
         self._used: dict[str, str] = {}
 
     def source(self, published: Published, lane: str) -> registries.BroadcastSource:
-        """Return the source of the registry for the tasks of the lane's next micro-batch.
+        """Return the registry `published` as the source for the tasks of the lane's next micro-batch.
 
-        The lane's earlier broadcast is destroyed if it is another one, and no other lane uses it. Micro-batches of one lane do
-        not overlap, so no task of the lane still reads it.
+        Destroy the broadcasts that no lane uses any more. Micro-batches of one lane do not overlap, so no task of this lane
+        still reads the lane's earlier broadcast.
         """
         base_id = published.base_id
         with self._lock:

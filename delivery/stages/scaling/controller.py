@@ -49,7 +49,7 @@ class Cluster(Protocol):
 class Controller:
     """Observe the load of the lanes, decide the number of executors, and request that number from Spark.
 
-    `watches` has for each lane the watch that holds its lag. `clock` is monotonic, in seconds.
+    `watches` has for each lane the watch that holds the lane's lag. `clock` is monotonic, in seconds.
     """
 
     def __init__(

@@ -5,10 +5,10 @@ cases, in their order (docs/adr/0038-scale-on-what-waits.md):
 
 1. A lane is paused, or Kafka does not answer: the number stays. The rates are measured again afterwards.
 2. The lag of a lane will not drain within `drain_within_s`, and is more than the lane handles in `load.BEHIND_S`: the number
-   that drains the lag, at once. It is at most `max_executors`, and at most as many as have a partition to read. Without a
-   measured throughput, it is at most twice the present number, and rises only when all wanted executors are registered and
-   `load.SETTLE_S` has passed since the last change of executors.
-3. A smaller number would have sufficed for `scale_in_after_s`: half of the way to that number, and again STEP_S later.
+   rises in one step to the number that drains the lag in time. It is at most `max_executors`, and at most as many as have a
+   partition to read. Without a measured throughput, it is at most twice the present number, and rises only when all wanted
+   executors are registered and `load.SETTLE_S` has passed since the last change of executors.
+3. A smaller number would have sufficed for `scale_in_after_s`: the number falls half of the way to it, and again STEP_S later.
 4. Anything else: the number stays.
 """
 

@@ -42,7 +42,7 @@ def route(
     immediate_flush_s: float,
     rejects: bool,
 ) -> DataFrame:
-    """Return rows of SCHEMA for the shards: segments with the events in `records` that are due to endpoints in batch mode.
+    """Return rows of SCHEMA for the shards: segments with the events in `records` that go to endpoints in batch mode.
 
     At most `parallelism` tasks read `records`. Each task also yields one row without key and value for each shard in
     `shard_keys`. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` leave in the same micro-batch.
@@ -86,7 +86,7 @@ class RoutePartition:
 
 
 def written(out: Iterable[RoutedRow], *, max_bytes: int = arrow.MAX_BATCH_BYTES) -> Iterator[pa.RecordBatch]:
-    """Yield these rows as Arrow batches of SCHEMA. Each has values of at most `max_bytes`, or one larger value."""
+    """Yield these rows as Arrow batches of SCHEMA. Each has at most `max_bytes` of values in total, or one larger value."""
     for chunk in chunking.chunks(out, lambda row: len(row.value or b""), max_bytes):
         shards, keys, values = zip(*chunk, strict=True)
         arrays = [arrow.numbers(shards), arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]

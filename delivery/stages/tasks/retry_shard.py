@@ -154,7 +154,7 @@ def behind_ms(arrived: Iterable[shard_state.Arrived], now_ms: int) -> int:
     """Return by how many ms at most the lane is behind in the retries topic; 0: it is not behind.
 
     A partition is behind by the time from its last record in this micro-batch to `now_ms`, the start of the micro-batch. The
-    largest value of all partitions counts, because any partition may have a report or a completion. A micro-batch reads every
+    largest value of all partitions counts, because any partition may have a message for the shard. A micro-batch reads every
     partition with unread records. So a partition without a record in the micro-batch is not behind.
     """
     read_until = (_time.unpack(row.value)[0] for row in arrived if not row.key)

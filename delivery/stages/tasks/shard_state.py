@@ -183,7 +183,7 @@ class Shard(StatefulProcessor):
         segment = self._segments.getValue((number,))
         if segment is None:
             raise LookupError(
-                f"segment {number} of a shard is missing in its state, so the lane stops, and the state is unchanged: restore "
+                f"segment {number} of a shard is missing in its state, so all lanes stop, and the state is unchanged: restore "
                 "a backup of the checkpoint"
             )
         return bytes(segment[0])

@@ -225,7 +225,7 @@ class _Batcher:
         endpoint.oldest_ms = min(endpoint.oldest_ms, batch.oldest_ms)
 
     def _sending(self, immediate: set[str]) -> list[str]:
-        """Return the sorted keys of the due endpoints whose events are sent now.
+        """Return the sorted keys of the due endpoints whose events are sent now. All endpoints in `immediate` are due.
 
         1. Endpoints with events in segments: those with the oldest events, up to `max_sent_bytes` together, but at least one.
         2. Endpoints whose events have all arrived in this micro-batch: all of them. Their events are in memory already, and a
@@ -318,7 +318,7 @@ class _Batcher:
     def _remove_from_segment(self, number: int, key: str) -> segment.PendingBatch:
         """Take the events of one endpoint out of a stored segment, and return them.
 
-        The segment is decoded for the first of its endpoints, and kept for the others whose events are sent.
+        The segment is decoded for the first of its endpoints, and kept for its other endpoints whose events are sent.
         """
         batches = self._open.pop(number, None)
         if batches is None:

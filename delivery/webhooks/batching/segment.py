@@ -138,7 +138,7 @@ class Mark:
 
 @dataclass(slots=True, kw_only=True)
 class PendingBatch:
-    """Events due to one endpoint that wait for their batch, in order of arrival."""
+    """Events for one endpoint that wait for their batch, in order of arrival."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
@@ -146,7 +146,7 @@ class PendingBatch:
     mark: int = Mark.WAITS
     items: list[SegmentItem] = field(default_factory=list)
     subscription_ids: list[SubscriptionId] = field(default_factory=list)
-    """For each item, in the same order, the subscription by which the event is due."""
+    """For each item, in the same order, the subscription that the event matched."""
     size: int = 0
     """Sum of the sizes of all items, in bytes."""
     oldest_ms: int = 2**62
@@ -158,7 +158,7 @@ class PendingBatch:
         return f"{self.customer_id}/{self.endpoint_id}"
 
     def add(self, item: SegmentItem, subscription_id: SubscriptionId) -> None:
-        """Append an item, and the subscription by which it is due."""
+        """Append an item, and the subscription that its event matched."""
         self.items.append(item)
         self.subscription_ids.append(subscription_id)
         self.size += item.size
@@ -250,8 +250,8 @@ def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
     """Return the bounds of an endpoint's batches, with a reduced wait.
 
     The endpoint's id decides the reduction: at most the share SPREAD of the wait, and at most MAX_SPREAD_MS. Without the
-    reduction, endpoints that began together, as after a start, would be due together for ever. A thousand batches would leave
-    in one moment, and none between.
+    reduction, batches that began to wait together, as after a start of the job, would be due together for ever. A thousand
+    batches would leave in one moment, and none between.
     """
     max_wait_ms = round(batching.max_wait_s * 1000)
     spread_ms = min(round(max_wait_ms * SPREAD), MAX_SPREAD_MS)

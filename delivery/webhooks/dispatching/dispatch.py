@@ -110,7 +110,7 @@ class Dispatcher(Generic[Sent]):
     async def wait_for_room(self) -> None:
         """Yield to the event loop. If more than ENOUGH_READY queues are ready for a slot, wait until at most that many are.
 
-        The wait usually ends only when FEW_READY queues are ready.
+        The number is checked when it falls to FEW_READY, and rarely before. So the wait usually ends at FEW_READY.
         """
         await asyncio.sleep(0)
         await self._wait_while(lambda: len(self._ready.line) > ENOUGH_READY)
@@ -318,7 +318,7 @@ class Dispatcher(Generic[Sent]):
     def _defer_quick_retries(self) -> None:
         """If all deliveries are submitted, and all without an outcome wait for quick retries, defer these to the retry lane.
 
-        These deliveries continue to wait in the task:
+        Three exceptions continue to wait in the task:
         1. All, if the response deadline is infinite: there may be no retry lane.
         2. All, if hardly any destination has responded (`may_be_local_outage`): the fault may be ours.
         3. Deliveries to endpoints without a retry schedule: the retry lane would give them up after one attempt.

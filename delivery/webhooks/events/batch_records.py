@@ -19,7 +19,7 @@ from delivery.webhooks.events import content_encoding
 CONTENT_TYPE = b"application/cloudevents-batch+json"
 """Beginning of the content type of a batch record, in lower case."""
 EVENT_CONTENT_TYPE = b"application/cloudevents+json"
-"""Content type of each event's new record. Differs from CONTENT_TYPE, so that no record is taken apart twice."""
+"""Content type of each event's new record. Differs from CONTENT_TYPE, so that no record is split twice."""
 MAX_EVENTS = 1000
 """Most events of a batch record, as in a request to `POST /v1/events`."""
 MAX_WRITTEN_BYTES = 4 * 1024 * 1024

@@ -62,7 +62,7 @@ def json_type_of(media_type: str) -> str:
 
     Empty, which stands for `application/json`, in three cases:
     1. The media type is `application/json`, without parameters or only with a charset.
-    2. The media type names another charset than UTF-8 or US-ASCII. A request has the payload in UTF-8.
+    2. The media type names another charset than UTF-8 or US-ASCII. That charset would be wrong: a request has JSON in UTF-8.
     3. The text is no media type of JSON, or `is_media_type` refuses it.
     """
     if _PLAIN_JSON.fullmatch(media_type) or not is_json(media_type) or not is_unicode(media_type):

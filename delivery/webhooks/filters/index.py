@@ -9,7 +9,7 @@ the document, and is one of
 * a text, its start or its end, with or without regard to case;
 * a number, a boolean or null;
 * a range of numbers, for `numeric`;
-* the presence of any value, for `anything-but`, `cidr`, `{"exists": true}` and `{"wildcard": "*x*"}`.
+* any string, number, boolean or null, for `anything-but`, `cidr`, `{"exists": true}` and `{"wildcard": "*x*"}`.
 
 A pattern with several fields is kept under the keys of one field: the field whose keys have the fewest other filters. `$or`
 counts as one field, with the keys of all its branches. A filter that can match by missing fields alone has no key, and is
@@ -101,7 +101,7 @@ class _InRange(NamedTuple):
 
 
 class _Present(NamedTuple):
-    """A key: there is any value at `path`."""
+    """A key: there is a string, number, boolean or null at `path`."""
 
     path: Path
 

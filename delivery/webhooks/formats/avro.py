@@ -132,7 +132,7 @@ class _Examined:
         return found
 
     def _may_be_empty(self, schema: Any, within: frozenset[str]) -> bool:
-        """Return True if Avro may encode a value of this type in no bytes. `within` has the types that are examined now."""
+        """Return True if Avro may encode a value of this type in no bytes. `within` names the types around this one."""
         if isinstance(schema, str):
             if schema not in self._named:
                 return schema == "null"

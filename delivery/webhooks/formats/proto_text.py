@@ -36,7 +36,7 @@ _BRACKETS = {"{": "}", "[": "]", "(": ")"}
 
 
 def descriptor_of(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """Return the descriptor of a `.proto` file. Its `name` is empty.
+    """Return the descriptor of a `.proto` file. The descriptor's `name` is empty.
 
     Raise ValueError if the text cannot be parsed as proto2 or proto3, or has a group. Raise RecursionError if messages are
     nested too deeply.
@@ -101,7 +101,7 @@ class _Parser:
         """Read a message from its name on.
 
         For each map field, a nested message is added for the entries of the map. These messages come after the declared ones,
-        because message indexes count declared messages only.
+        because the Confluent wire format numbers declared messages only.
         """
         message.name = self._take()
         self._expect("{")

@@ -38,7 +38,7 @@ def frame_of(value: bytes) -> Frame:
     """Return the schema's id and the body of a value that begins with a zero byte.
 
     Raise EventRejected if the value is too short, or if the id is above MAX_SCHEMA_ID. The schema registry answers such an id
-    with a 404 without an error code of its own. Without this check, the record would wait for ever.
+    with a 404 that `registry_client` takes for an outage. Without this check, the record would wait for ever.
     """
     if len(value) < FRAME_BYTES:
         raise errors.EventRejected(

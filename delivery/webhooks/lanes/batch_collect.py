@@ -46,9 +46,9 @@ class _DueBatches(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """The segments with the events of some records that go to batches, and the skips and rejections.
+    """Segments with collected events, and the skips and rejections of some records.
 
-    The last Collected of a task has the offset receipts too: records of the offsets that the task handled.
+    The last Collected of a task has the results of the whole task too (`Collector.finish`).
     """
 
     rows: list[SegmentRow] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Collector:
             self._close_batch(batch, endpoint)
 
     def _close_batch(self, batch: segment.PendingBatch, endpoint: Endpoint) -> segment.PendingBatch:
-        """Mark a batch as full, and keep it for the next rows. Return the endpoint's next, empty batch.
+        """Mark a batch as full, and keep it for the next SegmentRows. Return the endpoint's next, empty batch.
 
         The endpoint's id and the number of the full batch decide which shard gets the batch.
         """

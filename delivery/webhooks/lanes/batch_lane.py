@@ -96,7 +96,7 @@ class BatchLane:
         self._dispatcher.abandon()
 
     async def _parts(self, batch: segment.Batch) -> tuple[Endpoint | None, dict[SkipReason | None, Sequence[int]]]:
-        """Return the batch's endpoint, and the places of the batch's events by the reason to skip them.
+        """Return the batch's endpoint, and the places (indexes) of the batch's events by the reason to skip them.
 
         Endpoint None: the registry lacks it. Places under None: the events to send. Before an event is skipped, the rows are
         read again: a cached answer may lack a newer change, such as the subscription by which the event is due.

@@ -35,10 +35,14 @@ class _DueDeliveries(NamedTuple):
 class DirectLane:
     """Deliver the records of one Spark partition of a micro-batch, or of one slice (a second) of the real-time lane. Used once.
 
-    Every record is rejected, or is a batch record, or each of its deliveries is skipped, delivered, dead-lettered or deferred
-    to the retry lane. `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an
-    earlier run of the micro-batch or query, and are left out. With `pauses_partitions`, a record whose schema cannot be read
-    now pauses its partition: this record and later records of the partition are left out, and are read again later. Without
+    Every record has one of three results:
+    1. The record is rejected.
+    2. The record is returned as a batch record, which holds several events.
+    3. Each delivery of the record is skipped, delivered, dead-lettered or deferred to the retry lane.
+
+    `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the
+    micro-batch or query, and are left out. With `pauses_partitions`, a record whose schema cannot be read now pauses its
+    partition: this record and later records of the partition are left out, and are read again later. Without
     `pauses_partitions`, `submit` raises SchemaRegistryUnavailable for a record whose schema cannot be read now.
     """
 

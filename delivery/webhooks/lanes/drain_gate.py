@@ -1,7 +1,7 @@
 """When a task or slice fails, begin no further attempt of it, and wait a limited time for its attempts in flight.
 
-The results of attempts that end in time are recorded, so these deliveries are not repeated. The others may be. The retry lane
-has no gate. Runs in the event loop of a worker.
+The results of attempts that end in time are recorded, so these deliveries are not repeated. Deliveries whose attempts do not
+end in time may be repeated. The retry lane has no gate. Runs in the event loop of a worker.
 """
 
 from __future__ import annotations

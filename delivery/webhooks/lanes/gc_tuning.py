@@ -29,7 +29,7 @@ class GarbageCollector:
         gc.set_threshold(COLLECTION_THRESHOLD)
 
     def freeze(self) -> None:
-        """Freeze all live objects, after a full collection if one is due.
+        """Freeze all live objects. If the last full collection is FULL_COLLECTION_EVERY_S old, run one first.
 
         Called when a task begins, after PySpark has collected the garbage of the previous task.
         """

@@ -91,9 +91,9 @@ class _OpenSlice:
 class RealtimeSlices:
     """Take records from the task's thread, deliver them in the event loop `loop`, and queue the results for the writer.
 
-    `begin` creates a slice, in the loop. `next_offsets` has, for partitions where it is known, the offset at which the task
-    begins to read. With this offset the first receipt also covers offsets without a record, such as the end of a transaction.
-    `with_worker_state` adds the worker's own state to the results with which a slice's DirectLane finishes.
+    `begin` creates a slice, in the loop. `next_offsets` has the offset at which the task begins to read, for each partition
+    where this offset is known. With this offset the first receipt also covers offsets without a record, such as the end of a
+    transaction. `with_worker_state` adds the worker's own state to the results with which a slice's DirectLane finishes.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class RealtimeSlices:
         return [opened for opened in (*self._finishing.values(), self._current) if opened is not None]
 
     def _end_slice_if_due(self) -> None:
-        """End the current slice if `end_slice` was called, or if it is due and no earlier slice is still finishing.
+        """End the current slice if `end_slice` was called, or after `slice_s` if no earlier slice is still finishing.
 
         A slice that takes records ends at a later check: records that it took afterwards would have no outcome. Several slices
         at once could together exceed the limits of requests in flight, because each slice counts only its own requests.

@@ -101,8 +101,9 @@ class RetryLane:
     def follow(self, registry: registries.Registry) -> None:
         """Check leases in flight by `registry` from now on. The worker's newest task, of any lane, brought this registry.
 
-        A lease begins no further attempt if its endpoint differs in `registry`, or has to be looked up again. Its entries
-        without an attempt are requeued. A lease ignores a `registry` that is older than the registry with which it began.
+        A lease begins no further attempt if its endpoint differs in `registry`, or has to be looked up again. The
+        lease's entries without an attempt are requeued. A lease ignores a `registry` that is older than the registry with which
+        it began.
         """
         self._runner.registry = registry
 

@@ -60,11 +60,11 @@ class Worker:
         return self._state.revision
 
     def begin_task(self, driver_s: float | None, workers: int | None = None) -> None:
-        """Prepare for a task. Called before any other method of the task.
+        """Prepare for a task: freeze live objects (`gc_tuning`), and apply the parameters.
 
-        `driver_s` is the driver's time when it created the task, in seconds since the epoch. None: `now_s` is not corrected,
-        because the task serves several micro-batches. `workers` is the number of workers that share the limits of hosts and
-        endpoints. None: unchanged.
+        Called before any other method of the task. `driver_s` is the driver's time when it created the task, in seconds since
+        the epoch. None: `now_s` is not corrected, because the task serves several micro-batches. `workers` is the number of
+        workers that share the limits of hosts and endpoints. None: unchanged.
         """
         self._collector.freeze()
         if driver_s is not None:

@@ -50,7 +50,7 @@ def without_body(
 def with_body(delivery: Delivery | BatchDelivery) -> Delivery | BatchDelivery:
     """Return a delivery or batch with its request body, in the endpoint's content mode. Only a batch may be compressed.
 
-    Raise ValueError in binary mode, as `payload.content` does.
+    Raise ValueError for a delivery in binary mode whose event would give an invalid header (`payload.content`).
     """
     if isinstance(delivery, BatchDelivery):
         return batch_payload.with_content(delivery)

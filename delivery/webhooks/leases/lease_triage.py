@@ -158,7 +158,7 @@ def settle(
 def parts(
     lease: retry_messages.Lease, entry: retry_messages.RetryEntry, destination: registries.Destination
 ) -> dict[SkipReason | None, Sequence[int]]:
-    """Return the places of an entry's events by SkipReason. Under None: the events to send."""
+    """Return the indexes of an entry's events by SkipReason. Under None: the events to send."""
     mode = lease_delivery.mode(entry)
     return revalidation.split_by_eligibility(entry, lease.endpoint_id, lease.customer_id, mode, destination)
 

@@ -57,7 +57,7 @@ def attach(attempt: Attempt, headers: Mapping[str, str], body: str = "") -> Atte
 def of(attempt: Attempt) -> dict[str, str]:
     """Return the headers that `attach` gave to an attempt.
 
-    Empty: it has none, or the attempt is of an earlier lane or lease, and was restored without them.
+    Empty: the attempt has none, or is of an earlier lane or lease, and was restored without them.
     """
     return dict(getattr(attempt, "headers", ()))
 
@@ -65,7 +65,7 @@ def of(attempt: Attempt) -> dict[str, str]:
 def body_of(attempt: Attempt) -> str:
     """Return the body that `attach` gave to an attempt.
 
-    Empty: it has none, or the attempt is of an earlier lane or lease, and was restored without it.
+    Empty: the attempt has none, or is of an earlier lane or lease, and was restored without it.
     """
     return getattr(attempt, "body", "")
 

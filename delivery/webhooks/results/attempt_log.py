@@ -69,7 +69,7 @@ class AttemptLog:
 
 
 def fields(outcome: Outcome[Delivery], attempt: Attempt) -> dict[str, str | int | float | None]:
-    """Return the fields of the log line for one attempt of a delivery. All these lines have the same keys."""
+    """Return the fields of the log line for one attempt of a delivery. docs/operations.md lists the keys."""
     delivery = outcome.delivery
     record = delivery.event.record
     return {
@@ -94,7 +94,7 @@ def fields(outcome: Outcome[Delivery], attempt: Attempt) -> dict[str, str | int 
 
 
 def batch_fields(batch: BatchOutcome, attempt: Attempt) -> dict[str, str | int | float | None]:
-    """Return the fields of the log line for one attempt of a batch. All these lines have the same keys."""
+    """Return the fields of the log line for one attempt of a batch. docs/operations.md lists the keys."""
     outcome = batch.outcome
     delivery = outcome.delivery
     return {

@@ -1,7 +1,7 @@
 """The records of the topic for rejected records. Only this module writes and reads their bytes.
 
-The topic is the operator's. Every version of the platform so far writes all fields of RejectedRecord. A later version may add
-fields, so readers ignore fields that they do not know.
+The topic is for the operator, not for customers. Every version of the platform so far writes all fields of RejectedRecord. A
+later version may add fields, so readers ignore fields that they do not know.
 """
 
 from __future__ import annotations

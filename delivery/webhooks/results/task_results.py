@@ -69,7 +69,10 @@ def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Result
 
 
 def background_results(ended: Iterable[background_attempts.BackgroundResult]) -> Results:
-    """Return the results of completed background attempts, without the request bodies. `gone` is set, and no other total."""
+    """Return the results of completed background attempts, without the request bodies.
+
+    `gone` has the endpoints whose last attempt got 410 Gone. All other totals keep their defaults.
+    """
     results, gone = Results(), set()
     for _, outcome in ended:
         if isinstance(outcome.delivery, BatchDelivery):

@@ -65,8 +65,8 @@ class TopicRow(NamedTuple):
 def rows(results: Results, topics: Topics) -> Iterator[TopicRow]:
     """Yield the Kafka records of `results` for the attempts, dead-letter and rejected topics.
 
-    The caller writes these Kafka records before Spark commits the offsets of the records that were read. Log entries of one
-    endpoint share a record, up to MAX_ROW_BYTES, if they have one customer and one delivery mode.
+    The caller writes these Kafka records before Spark commits the offsets of the records that were read. Entries of the
+    attempts topic share a record, up to MAX_ROW_BYTES, if they have the same endpoint, customer and delivery mode.
     """
     for (endpoint_id, customer_id, mode), entries in _log(results).items():
         for chunk in chunking.chunks(entries, len, MAX_ROW_BYTES):

@@ -75,7 +75,7 @@ class EndpointState(msgspec.Struct, array_like=True):
             self.background[entry.background_attempt] = (len(entry.packed), entry.size)
 
     def complete(self, name: bytes, now_ms: int) -> None:
-        """Subtract the entry of a completed background attempt from the numbers of the endpoint and of the entry's FIFO.
+        """Subtract the entry of the completed background attempt `name` from the numbers of the endpoint and of the FIFO.
 
         The timer wheel still has the entry. When the wheel returns it, `has_completed` is True, and the entry is dropped. If
         `background` lacks the attempt, only remember the completion, for `knows_attempt_of`. Then the attempt's entry has not
@@ -119,7 +119,7 @@ class EndpointState(msgspec.Struct, array_like=True):
     def due_ms(self, policy: ShardPolicy, now_ms: int) -> int:
         """Return when the endpoint next needs a decision, in ms since the epoch: the earliest of these times.
 
-        1. The shard looks for the report of a new lease.
+        1. LEASED_POLL_MS have passed since `now_ms`, if a lease is new: the shard then looks for the lease's report.
         2. A lease expires.
         3. An entry expires in a FIFO without a lease.
         4. A further lease may begin.

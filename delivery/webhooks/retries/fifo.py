@@ -68,9 +68,8 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         """Mark a lease that has no report yet, or end it if it has expired. Return True if the FIFO changed.
 
         Called after the reports of a decision are applied. The lease expires when the shard has read all records that were
-        written until `policy.lease_timeout_s` after the mark. Until then the shard may not have read the report, which the
-        worker appends to the topic. A shard that is `behind_ms` behind has not read the records written after
-        `now_ms - behind_ms`.
+        written until `policy.lease_timeout_s` after the mark. Before that, the report may still be unread in the topic. A
+        shard that is `behind_ms` behind has not read the records written after `now_ms - behind_ms`.
         """
         if self.leased and not self.unreported_since_ms:
             self.unreported_since_ms = now_ms

@@ -254,7 +254,7 @@ class _Scheduler:
         Called after all other messages, because a report may have put the delivery back just now.
         1. The delivery's entry waits in the timer wheel: it moves to the end of its FIFO.
         2. The entry waits in a FIFO: it is due now, in its place. Entries of the same order key before it go first.
-        3. The entry is leased, or its background attempt is in flight: nothing changes, as this attempt counts as the resend.
+        3. The entry is leased, or its background attempt is in flight: nothing changes. That attempt counts as the resend.
         4. The search, up to `max_searched_bytes`, finds no entry of the delivery: its first resend is admitted.
 
         All other resends are skipped. A batch, or an unreadable resend, is always admitted.

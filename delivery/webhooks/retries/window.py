@@ -134,7 +134,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
 
         In each case no request begins before the longest `Retry-After` has passed. Until KNOWLEDGE_MS after the report, or
         after the end of a present wait (`backoff_until_ms`), no deferral by another lane causes a back-off.
-        Except in case 1, if no entry was accepted, failures and refusals (4xx, redirects) count for disabling the endpoint.
+        In cases 2 to 4, failures and refusals (4xx, redirects) count for disabling the endpoint if no entry was accepted.
         """
         if report.blocked is not None:
             self.failing_since_ms, self.has_only_failed = None, False

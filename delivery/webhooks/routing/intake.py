@@ -28,8 +28,8 @@ UNFORESEEN = "unforeseen"
 UNREADABLE = "unreadable"
 """Reason of the rejection of events of an unreadable retry entry that was given up. Such events have no dead letter."""
 NOT_WRITTEN = "not_written"
-"""Reason of the rejection of a batch record that was not taken apart, or not as a whole. The new records would be too
-large, the batch record could not be split, or Kafka refused some of the new records for good."""
+"""Reason of the rejection of a batch record that was not split, or only in part. The new records would be too large, the batch
+record could not be split, or Kafka refused some of the new records for good."""
 LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "unknown_schema", "reused_id", NOT_WRITTEN, UNFORESEEN})
 """Reasons for which one lane may reject a record that another lane accepts. They depend on the lane's registry, memory or code,
 or on when the lane asks the schema registry. `fanout reconcile` expects a rejection for any other reason in every lane that
@@ -83,8 +83,8 @@ class Intake(Generic[Prepared]):
     of the partition are not accepted, and no receipt counts them. The lane reads them later (docs/adr/0043). Without
     `pauses_partitions`, `accept` raises SchemaRegistryUnavailable.
 
-    With `keeps_batches`, `drain_batches` returns the batch records for the lane that takes them apart. In every lane a batch
-    record that is taken apart counts as an event that is due to nobody.
+    A batch record has several events. With `keeps_batches`, `drain_batches` returns the batch records that this lane splits. In
+    every lane such a record counts as an event that is due to nobody.
     """
 
     def __init__(
@@ -201,10 +201,10 @@ class Intake(Generic[Prepared]):
             )
 
     def _new_receipt(self, record: Record) -> Receipt:
-        """Return the receipt of the record's partition, before its first record is counted.
+        """Return a new receipt for the record's partition. The receipt counts no record yet.
 
-        The revision is read before the record's look-ups. A revision from between two look-ups could have a change that the
-        first answer lacks.
+        The revision is read before the record's look-ups. A revision that is read later could have a change that the first
+        look-up's answer lacks.
         """
         return Receipt(
             lane=self._mode,

@@ -110,7 +110,7 @@ class LookupRegistry:
             self._seen.append((self._clock(), revision))
 
     async def router_for(self, event: Event) -> _Answers:
-        """Return a router made of two answers for the event's type, for all tenants and for the event's tenant.
+        """Return a router made of two answers for the event's type: for all tenants, and for the event's tenant.
 
         Missing answers are looked up in Postgres.
 

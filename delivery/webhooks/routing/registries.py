@@ -42,7 +42,7 @@ class EventRouter(Protocol):
 
 
 class Destination(NamedTuple):
-    """The present rows of an endpoint, its subscriptions and tenants. These rows decide which stored events are still sent."""
+    """The present rows of an endpoint and its subscriptions, and the deleted tenants: they decide which events are sent."""
 
     endpoint: Endpoint | None
     """None: the endpoint is not registered any more."""
@@ -185,6 +185,7 @@ class BroadcastSource:
         """Apply `delta` to `last`, and return `last`. A delta that is not newer than `last` changes nothing.
 
         If `last` is None, of another broadcast or of another class, return a new registry: the base snapshot with `delta`.
+        Then also collect garbage, and exempt all present objects from later collections (gc.freeze).
         """
         if not isinstance(last, WholeRegistry) or last.base_id != self.base_id:
             last = WholeRegistry(self.base_id, pickling.unpacked(self.broadcast.value))

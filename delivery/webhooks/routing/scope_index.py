@@ -1,4 +1,4 @@
-"""Index values, such as the rules of subscriptions, by tenant or sub-tenant in little memory.
+"""Index values, such as subscriptions, by tenant or sub-tenant in little memory.
 
 Memory matters, because a registry of 100,000 subscriptions names a million tenants.
 

@@ -67,7 +67,7 @@ class _Memory:
 class SeenIds:
     """Remember the ids of the last events of one lane in a worker, each with a digest of the first payload. Not thread-safe.
 
-    `max_ids` is the most ids in one generation. The newest generation and the one before are remembered.
+    The memory has two generations of at most `max_ids` ids. When the newer one is full, the older one is forgotten.
     """
 
     __slots__ = ("_all", "_by_tenant", "_reused")

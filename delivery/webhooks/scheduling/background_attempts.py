@@ -1,6 +1,6 @@
 """Track background attempts, which outlive their Spark task, and report each result. The reasons are in docs/adr/0027.
 
-    dispatcher ─┬─ deferred, as `under_way` with a name ─────────────► retries topic ─► shard: waits for `wait_s`
+    dispatcher ─┬─ deferred: reason `under_way`, with a name ────────► retries topic ─► shard: waits for `wait_s`
                 └─ attempt ─► BackgroundResult ─► its rows, then the name ─► retries topic ─► shard: forgets the entry
 
 A shard is one key of the retry lane's state. If this process dies, no result is reported, and the shard retries the entry.

@@ -77,8 +77,7 @@ class CircuitBreaker:
     def record(self, error_class: str | None, began_at: float, now: float) -> None:
         """Record the result of a request that began at `began_at`. `error_class` is None if the endpoint accepted the request.
 
-        1. The request began before the breaker last opened or while it was open, or the endpoint had no part in the result: no
-           change.
+        1. The request began before the breaker's last open time ended, or the endpoint had no part in the result: no change.
         2. A healthy response, which is accepted or a refusal in REFUSED: the count of failures in a row becomes 0. After
            CLOSES_AFTER healthy responses in a row a half-open breaker closes.
         3. A failure: after OPENS_AFTER in a row the breaker opens. A timeout counts TIMEOUT_WEIGHT times. A half-open breaker

@@ -103,8 +103,8 @@ class Tokens:
         2. The token ends soon (RENEW_BEFORE): return the token, and fetch a new one meanwhile.
         3. There is no valid token, and a token request failed less than RETRY_PAUSE_S ago: raise that failure. A LocalFailure
            of the transport does not count here.
-        4. There is no valid token otherwise: all attempts that need it wait for the same token request, each at most
-           `timeout_s`. If the request fails, raise its failure.
+        4. There is no valid token, and case 3 does not apply: all attempts that need the token wait for one token request, each
+           at most `timeout_s`. If the request fails, raise its failure.
         """
         token = self._token(grant)
         now = self._clock()

@@ -99,7 +99,7 @@ def behind_s(samples: Sequence[Sample], changes: Sequence[Change]) -> dict[str, 
 
 
 def growth(samples: Sequence[Sample], latency_rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return the mean of the last quarter divided by the mean of the second quarter, by figure.
+    """Return each figure's mean over the last quarter of the samples or rows, divided by its mean over the second quarter.
 
     NaN: there are too few samples, or the mean of the second quarter is 0. The first quarter is left out, because caches fill
     and the JVM's heap grows to its size.

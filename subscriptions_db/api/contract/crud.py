@@ -224,7 +224,7 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
 
 @contextlib.contextmanager
 def of_whole_customer(call: Call) -> Iterator[None]:
-    """Let the block see all rows of the customer, also with a limited key.
+    """Let the block see all rows of the customer, also with a limited key, which reaches only some endpoints.
 
     Use it only for counts that a limited key is never shown, and for a search whose criteria name one of the key's endpoints.
     The limit of the key holds again after the block, unless a statement has failed. The transaction can then only be rolled

@@ -1,7 +1,7 @@
 """Encode and decode the cursors of lists as opaque text. Pure.
 
 Runs in the API. The cursor of the next page holds the id of a page's last row. So rows may be added and deleted while a client
-pages. The cursor of the previous page holds `<`, with which no id begins, and then the text before which that page ends.
+pages. The cursor of the previous page holds `<`, and then the text before which that page ends. No id begins with `<`.
 """
 
 from __future__ import annotations

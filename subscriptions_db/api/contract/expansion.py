@@ -42,8 +42,8 @@ class Expandable(described.DescribedModel):
 def fitting_part(found: Sequence[Row], show: Callable[[Sequence[Row]], list[Model]], expand: str | None) -> list[Model]:
     """Return the leading items of a page that fit into one answer, converted by `show`.
 
-    A page with rows has at least one item. With `expand`, `show` also reads the endpoints of its rows. It then gets only
-    `crud.ROWS_PER_READ` rows at a time, because one endpoint has up to 200 kB.
+    A page with rows has at least one item. With `expand`, `show` also reads the endpoints of its rows. Then each call of
+    `show` gets only `crud.ROWS_PER_READ` rows, because one endpoint has up to 200 kB.
     """
     items: list[Model] = []
     step = crud.ROWS_PER_READ if expand else routes.MAX_PAGE

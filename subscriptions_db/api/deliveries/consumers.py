@@ -178,7 +178,7 @@ def seek(call: Call) -> Consumer:
     """Move a consumer to another place. The consumer's leases end, and their receipt handles become invalid.
 
     Afterwards, polls lease the dead letters after the place, also parked ones. Parked dead letters up to the place stay parked.
-    Polls do not lease the other dead letters up to the place, also those without an ack.
+    Polls do not lease the other dead letters up to the place, not even those without an ack.
 
     Raise Refused with 404 if there is no such consumer. Raise it with 422 if the request does not name exactly one place, or if
     `customer` is missing or is not the key's own. Raise RegistrationError for an invalid cursor.

@@ -201,9 +201,9 @@ def list_(call: Call) -> DeadLetters | LongPoll:
 def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, total: counts.Count | None) -> LetterPageFields:
     """Return the cursors, `has_more` and the total of a page.
 
-    `asked_cursor` is the cursor of the request. None: the page is the first. The page has all matches from the cursor to the
-    position `until`: after the cursor, or before it if the cursor is a `previous_cursor`. `has_further`: there may be more
-    matches beyond `until`. `has_more` is about later matches, so it is True if the request went backwards. `total` None: the
+    `asked_cursor` is the cursor of the request. None: the page is the first. The page has all matches between the cursor and
+    the position `until`. With a `previous_cursor`, `until` is before the cursor, else after it. `has_further`: there may be
+    more matches beyond `until`. `has_more` is about later matches, so it is True with a `previous_cursor`. `total` None: the
     request does not ask for the total.
     """
     place, is_backwards = archive_positions.letter_start(asked_cursor)

@@ -174,7 +174,10 @@ def list_(call: Call) -> Replays:
 
 
 def _number(text: str) -> int:
-    """Return the replay number in the decoded cursor `text`; NEWEST if it is empty. Raise RegistrationError for other texts."""
+    """Return the replay number in the decoded cursor `text`; NEWEST if the text is empty.
+
+    Raise RegistrationError if the text is no number.
+    """
     if not text:
         return NEWEST
     if not text.isdecimal():

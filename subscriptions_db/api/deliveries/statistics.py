@@ -116,7 +116,7 @@ class Statistics(described.DescribedModel):
 
 
 def of_endpoint(call: Call) -> Statistics:
-    """Return the statistics of an endpoint, from the whole hour or day (UTC) that contains `since` until now.
+    """Return the statistics of an endpoint, for the time range in the request's query (StatisticsQuery).
 
     Raise Refused with 404 if there is no such endpoint, and with 422 for a time range that is not allowed.
     """

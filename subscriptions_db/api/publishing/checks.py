@@ -5,7 +5,7 @@ Runs in the API. The job's own parser checks each event. The job rejects an even
 1. The tenant is not registered or not active. No check asks Postgres.
 2. `source.reused_ids` is `rejected`, and an event with the same source and id had another payload.
 
-Beside events that their key may not publish, the API refuses two kinds of events that the job takes:
+Beside events that the request's API key may not publish, the API refuses two kinds of events that the job takes:
 
 1. An event without an id: its publisher could not repeat it.
 2. A payload that begins with a schema's id, in a topic that matches `schema_registry.topic_pattern`: no check asks the schema
@@ -132,7 +132,8 @@ def require_topics(publications: list[Publication], missing: frozenset[str]) -> 
 def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms: int, place: str) -> Publication:
     """Return the event with its topic, and its place in the body.
 
-    Raise EventRejected if the job would reject the event, or if only the API refuses it (see the docstring of the module).
+    Raise EventRejected if the job would reject the event, if nobody may publish to its topic, or if only the API refuses the
+    event (see the docstring of the module).
     """
     layout = rules.layout
     wanted = topic or layout.topic_prefix + _type_of(unchecked, layout)

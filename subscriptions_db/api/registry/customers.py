@@ -151,8 +151,9 @@ def _set_quotas(call: Call, customer_id: str, wanted: Quotas) -> None:
 def delete(call: Call) -> None:
     """Delete a customer with its endpoints, secrets, subscriptions and keys.
 
-    The archive keeps the customer's data until its retention ends. The audit log keeps its entries until the operator deletes
-    them. So `put` refuses the id of a customer whose deletion is in the audit log. Raise Refused as `crud.delete` does.
+    The archive keeps the customer's data until its retention ends. The audit log keeps the entries about the customer until
+    the operator deletes them. So `put` refuses the id of a customer whose deletion is in the audit log. Raise Refused as
+    `crud.delete` does.
     """
     customer_id = call.path["customer_id"]
     crud.delete(call, "customer", customer_id, get, lambda _: customer_id)

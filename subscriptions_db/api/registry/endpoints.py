@@ -61,9 +61,9 @@ def create(call: Call) -> schemas.CreatedEndpoint:
 
 
 def require_may_create(call: Call, count: int = 1) -> None:
-    """Raise Refused with 403 for a limited key, and with 429 if `count` more endpoints exceed the customer's quota.
+    """Raise Refused if the request may not create `count` endpoints.
 
-    An operator's key gets no 429.
+    403: the key is limited to endpoints. 429: the endpoints exceed the customer's quota. An operator's key gets no 429.
     """
     if call.principal.endpoints is not None:
         raise problems.Refused(403, "a key that is limited to endpoints does not create others: use a key without a limit")

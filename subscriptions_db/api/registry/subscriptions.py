@@ -75,7 +75,8 @@ def create(call: Call) -> schemas.RegisteredSubscription:
     Raise RegistrationError if the fields are refused, or with `strict` for a warning. Raise Refused:
 
     * 409: the id is taken.
-    * 422: the scope is not granted to the customer, a scope field has too many entries, or a customer's key chooses an id.
+    * 422: the subscription is for tenants that are not granted to the customer, or names more than MAX_SCOPES in one field.
+    * 422: a customer's key chooses an id.
     * 429: the customer's quota of subscriptions is used up. An operator's key gets no 429.
     """
     crud.require_quota(call, "subscription", call.bounds.max_subscriptions_per_customer)
@@ -93,8 +94,9 @@ def update(call: Call) -> schemas.RegisteredSubscription:
 
     * 404: there is no such subscription.
     * 412: `If-Match` or `If-None-Match` does not hold.
-    * 422: the scope is not granted to the customer, a scope field has too many entries, or `If-Match` or `If-None-Match` is
-      malformed.
+    * 422: the subscription would be for tenants that are not granted to the customer, or name more than MAX_SCOPES in one
+      field.
+    * 422: `If-Match` or `If-None-Match` is malformed.
     """
     before = crud.locked_row(call, "subscription", _id(call))
     crud.require_conditions(call, get)
@@ -141,7 +143,7 @@ def _set_status(call: Call, status: str) -> schemas.Subscription:
 
 
 def _require_bounded(document: dict[str, Any]) -> None:
-    """Raise Refused with 422 if a scope field has more than `MAX_SCOPES` entries. `fanout apply` has no such limit."""
+    """Raise Refused with 422 if one field has more than `MAX_SCOPES` tenants and sub-tenants. `fanout apply` has no limit."""
     for field in ("tenants", "except_tenants", "sub_tenants", "except_sub_tenants"):
         given = document.get(field) or ()
         if len(given) + (sum(map(len, given.values())) if isinstance(given, dict) else 0) > MAX_SCOPES:

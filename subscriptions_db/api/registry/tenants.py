@@ -123,7 +123,7 @@ def _set_quotas(call: Call, tenant_id: str, wanted: TenantQuotas) -> None:
 
 
 def delete(call: Call) -> None:
-    """Delete a tenant: its events are rejected from now on. Scopes that name it stay unchanged."""
+    """Delete a tenant: its events are rejected from now on. Subscriptions that name the tenant stay unchanged."""
     crud.delete(call, "tenant", call.path["tenant_id"], get, lambda _: None)
 
 

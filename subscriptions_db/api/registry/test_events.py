@@ -94,7 +94,8 @@ class TestEventSender:
     ) -> None:
         """Each endpoint gets at most `max_per_s` test events and questions a second.
 
-        At most `max_at_once` are in flight, to all endpoints together. An attempt takes at most `timeout_s` seconds.
+        At most `max_at_once` test events and questions are in flight, to all endpoints together. An attempt takes at most
+        `timeout_s` seconds.
         """
         self._max_per_s = max_per_s
         self._max_at_once = max_at_once

@@ -83,7 +83,7 @@ def note_tenants(request: web.Request, rooms: Iterable[Callable[[], limits.Room]
 def key_headers(request: web.Request) -> dict[str, str]:
     """Return the headers about the request's key or token; empty if none is known to be valid.
 
-    `ratelimit-limit`, `ratelimit-remaining` and `ratelimit-reset` say how many requests the key may send now.
+    `ratelimit-limit`, `ratelimit-remaining` and `ratelimit-reset` have the three fields of `KeyRate.room` (limits.Room).
     `fanout-key-expires-at` has the expiry of a key that expires within keys.EXPIRES_SOON.
     """
     rate = request.get(KEY_RATE)

@@ -297,7 +297,7 @@ async def _set_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 async def _send(request: web.Request, response: web.StreamResponse, within_s: float) -> None:
-    """Send an answer within `within_s`, else abort the connection. aiohttp does not send a prepared answer again."""
+    """Send an answer within `within_s`, else abort the connection. aiohttp does not send the same answer again later."""
     try:
         async with asyncio.timeout(within_s):
             await response.prepare(request)

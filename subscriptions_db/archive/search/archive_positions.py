@@ -1,7 +1,7 @@
 """Encode and decode positions in the archive as opaque text: cursors and receipt handles. Pure.
 
-Runs in the API and in `fanout` commands. A cursor is neither a secret nor a right: every query also names the customer of the
-request.
+Runs in the API and in `fanout` commands. A cursor is no secret and grants no access: every query also names the customer of
+the request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReceiptHandle(NamedTuple):
 
 
 class RecordPosition(NamedTuple):
-    """The place of an archived attempt, a row of the table of attempts. Searches sort by `started_at`, then by `position`."""
+    """The position of a record, a row of the table of attempts. Searches sort by `started_at`, then by `position`."""
 
     started_at: dt.datetime
     position: int

@@ -1,9 +1,9 @@
 """Create, list, seek and delete consumers of dead letters, and lease dead letters to their pollers.
 
 Runs in the API, in the caller's transaction; `list_consumers` also in `fanout` commands. A consumer leases a dead letter to one
-poller at a time. A dead letter whose lease expires without an ack is leased again. After `max_receives` leases, it is parked
-instead: polls no longer lease it. So a consumer may get a dead letter more than once. receipts.py acks, nacks and extends the
-leases. parked_letters.py lists and unparks parked dead letters.
+poller at a time. A dead letter whose lease expires without an ack is leased again, so a consumer may get it more than once.
+After `max_receives` leases, the dead letter is parked instead: polls no longer lease it. receipts.py acks, nacks and extends
+the leases. parked_letters.py lists and unparks parked dead letters.
 """
 
 from __future__ import annotations
@@ -149,11 +149,11 @@ def lease(
        a dead letter that was discarded or redriven since is deleted.
     2. Dead letters after the consumer's `read_until`, until it has `max_unacknowledged` dead letters without an ack.
 
-    The search for the second kind runs in `of_whole_customer`. This context lifts the limit of an API key that reaches only
-    some endpoints (a limited key). With the limit, row-level security would hide the dead letters of other endpoints: each poll
-    would read all of them, and the consumer would not move past them. A limited key reaches only consumers that select one of
-    its endpoints. So the search returns only positions of this endpoint. The dead letters at these positions are read with the
-    limit.
+    The search for the second kind runs in `of_whole_customer`. This context lifts the restriction of an API key that reaches
+    only some endpoints (a limited key). Under the restriction, row-level security would hide the dead letters of other
+    endpoints: each poll would read all of them, and the consumer would not move past them. A limited key reaches only consumers
+    that select one of its endpoints. So the search returns only positions of this endpoint. The dead letters at these positions
+    are read under the restriction.
 
     Raise RegistrationError if the consumer does not exist.
     """

@@ -1,8 +1,8 @@
 """Search and count recent deliveries of a customer: each delivery once, with its present status.
 
 Runs in the API. The archive has no table of deliveries: a query derives each delivery from its records and its dead letters.
-A record is a row of the table of attempts: an attempt, or an outcome without an attempt. So writing the archive costs nothing
-more, and the status is as new as the archive. A delivery is sorted by its first record.
+So writing the archive costs nothing more, and the status is as new as the archive. A record is a row of the table of attempts:
+an attempt, or an outcome without an attempt. A delivery is sorted by its first record.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DeliverySearch(selection.SearchFilter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverySummary:
-    """One event due to one subscription, or a batch, with its present status."""
+    """The delivery of one event for one subscription, or of a batch, with its present status."""
 
     webhook_id: str
     endpoint_id: str

@@ -70,7 +70,7 @@ def count(connection: connect.Connection, kind: Kind, wanted: dict[str, Any], *,
 
 
 def parameters(customer_id: str, asked: selection.SearchFilter) -> dict[str, Any]:
-    """Return the criteria of a search as parameters of the statements. A missing end of the searched period has no bound."""
+    """Return the criteria of a search as parameters of the statements. `since` or `until` None: no bound on this side."""
     times = {"since": asked.since or _LONG_AGO, "until": asked.until or _NEVER}
     return asked.parameters() | times | {"customer_id": customer_id}
 

@@ -41,6 +41,7 @@ def test_the_smoke_test_needs_no_package_of_the_extra_local():
     [
         CLOSED,
         source(id_field="meta.id", tenant_field="meta.who", type_field="kind", time_field="meta.at"),
+        source(id_field="note.id"),
         source(topic_prefix="events.a."),
     ],
 )

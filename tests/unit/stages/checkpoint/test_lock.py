@@ -52,7 +52,7 @@ def test_a_waiting_driver_names_the_holder_and_can_be_stopped(caplog):
     threading.Timer(0.2, stop.set).start()
     assert holder.acquire(stop) is False
     assert holder.pause_reason == "waits for the Lease all, held by other"
-    assert caplog.text.count("this driver waits for the Lease all, held by other. It delivers nothing") == 1
+    assert caplog.text.count("this process waits for the Lease all, held by other. It delivers and changes nothing") == 1
     assert int(others.record.version) > 1
 
 

@@ -55,16 +55,17 @@ class StoppedConsumer(Consumer):
 
 
 class LongConsumer(StoppedConsumer):
-    """A consumer of one partition that has 5 records. Kafka sends one at each poll, then the end."""
+    """A consumer of one partition that has 5 records. Kafka sends one at each poll, then the end. Each takes 20 s."""
 
-    def __init__(self):
+    def __init__(self, now):
         super().__init__()
-        self._offsets = iter(range(6))
+        self._offsets, self._now = iter(range(6)), now
 
     def consume(self, most, _):
         if most != 1:
             return []
         offset = next(self._offsets)
+        self._now[0] += 20
         error = KafkaError(KafkaError._PARTITION_EOF) if offset == 5 else None
         place = {"topic": lambda: "attempts", "partition": lambda: 0, "offset": lambda: offset}
         return [SimpleNamespace(**place, error=lambda: error, value=lambda: b"{}")]
@@ -97,9 +98,10 @@ def test_a_topic_that_is_not_read_to_its_end_is_no_whole_answer():
 
 def test_a_patient_reader_goes_on_while_messages_come(monkeypatch):
     """The receipts of a lane that has rested for days take minutes. With a bound on the whole it could never start."""
-    clock = iter(range(0, 10_000, 10))
-    monkeypatch.setattr(completed_reader.time, "monotonic", lambda: next(clock))
-    assert len(read(LongConsumer(), until=completed_reader.BOUNDS.read_s, is_patient=True)) == 5
+    now = [0.0]
+    monkeypatch.setattr(completed_reader.time, "monotonic", lambda: now[0])
+    assert len(read(LongConsumer(now), until=completed_reader.BOUNDS.read_s, is_patient=True)) == 5
+    assert now[0] > completed_reader.BOUNDS.read_s
     with pytest.raises(errors.KafkaUnavailable, match="no message came for 60 s"):
         read(StoppedConsumer(), until=0.0, is_patient=True)
 

@@ -9,6 +9,9 @@ from delivery.stages.kafka import offset_requests
 
 PLACE = TopicPartition("orders", 0, 1000)
 REQUESTS = {
+    "partitions_of": lambda consumer, timeout_s: offset_requests.partitions_of(
+        consumer, "orders", timeout_s=timeout_s, wait_s=0
+    ),
     "first_and_end": lambda consumer, timeout_s: offset_requests.first_and_end(
         consumer, "orders", 0, timeout_s=timeout_s, wait_s=0
     ),
@@ -25,6 +28,10 @@ class Consumer:
     def __init__(self, *codes, in_part=False):
         self.failures = [KafkaException(KafkaError(code)) for code in codes]
         self.in_part = in_part
+
+    def list_topics(self, topic, *_):
+        error = self.failures.pop(0).args[0] if self.failures else None
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={} if error else {0: None, 1: None})})
 
     def get_watermark_offsets(self, *_):
         return self._answer((3, 7))
@@ -57,6 +64,11 @@ def test_other_errors_and_the_end_of_the_time_are_raised(request_offsets, code, 
     with pytest.raises(KafkaException):
         request_offsets(consumer, timeout_s)
     assert len(consumer.failures) == 1
+
+
+def test_a_topic_that_does_not_exist_has_no_partitions():
+    """A refusal is raised. Regression: the real-time lane took such a topic for a missing one, and repeated its deliveries."""
+    assert REQUESTS["partitions_of"](Consumer(KafkaError.UNKNOWN_TOPIC_OR_PART), 30) == {}
 
 
 def test_an_error_of_one_partition_is_an_error_of_the_request():
