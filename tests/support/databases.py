@@ -26,6 +26,12 @@ def create_migrated(server: local_postgres.EmbeddedPostgres, name: str) -> str:
     return server.url_of(name)
 
 
+def drop(server: local_postgres.EmbeddedPostgres, name: str) -> None:
+    """Delete a database, also if a process is still connected to it. Otherwise a test run would fill gigabytes."""
+    with psycopg.connect(server.url_of("postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
 @functools.cache
 def _make_template(server: local_postgres.EmbeddedPostgres) -> None:
     server.create_database(_TEMPLATE)
