@@ -163,7 +163,7 @@ class Account:
 
 
 def account(evidence: Evidence, terms: Terms) -> Account:
-    """Return the account of all lanes of which there is any evidence."""
+    """Return the account of the direct and of the batch lane (LANES), each only if there is evidence of it."""
     result = Account({lane: LaneAccount() for lane in LANES if evidence.has_lane(lane)})
     for place in evidence.places():
         walks = {lane: _Walk(lane, place, evidence, terms, result) for lane in result.lanes}

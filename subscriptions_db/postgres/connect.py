@@ -235,7 +235,7 @@ def _unavailable(exc: psycopg.Error) -> errors.RegistryUnavailable:
 
 
 def _reason(exc: psycopg.Error) -> str:
-    """Return the message of the server, or the address of the unreachable server with the reason, or the class of the error."""
+    """Return the server's message, or why there is no connection (with the address if libpq names it), or the error's class."""
     return exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
 
 

@@ -90,7 +90,7 @@ def tools_of(
 def paused_topics_of(
     config: settings.Settings, spark: SparkSession, lane: str, watch: health.Watch, stop: threading.Event
 ) -> paused_topics.PausedTopics:
-    """Return the PausedTopics of one lane, at first empty. It pauses topics while the schema registry does not answer."""
+    """Return the PausedTopics of one lane, at first empty. It pauses topics with a record whose schema cannot be read now."""
     folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
     is_answering = functools.partial(kafka_outage.schema_registry_answers, config.schema_registry)
     return paused_topics.PausedTopics(spark, folder, watch, stop, is_answering)

@@ -101,9 +101,9 @@ def build(
     if NAME not in names:
         if config.source.realtime_pattern and "direct" in names:
             log.warning(
-                "the topics of source.realtime_pattern are not delivered here: lane direct leaves them out, and lane realtime "
-                "does not run in this application. Run it in another one on the same topics, name it in --lanes "
-                "(drivers.NAME.lanes of the chart), or remove the pattern"
+                "endpoints in direct mode get no events of the topics of source.realtime_pattern from this application: lane "
+                "direct leaves them out, and lane realtime does not run here. Unless it runs in another application, the "
+                "events wait in Kafka. Run it, name it in --lanes (drivers.NAME.lanes of the chart), or remove the pattern"
             )
         return {}
     if not config.source.realtime_pattern:

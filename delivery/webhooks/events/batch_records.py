@@ -91,7 +91,7 @@ def refuse(headers: Headers, value: bytes, *, takes_apart: bool) -> NoReturn:
     if len(events) > MAX_EVENTS or written > MAX_WRITTEN_BYTES:
         raise errors.EventRejected(
             "too_large",
-            f"the batch has {len(events)} events, with {written} bytes when each has the headers of the batch; at most "
+            f"the batch has {len(events)} events, which take {written} bytes as records with the headers of the batch; at most "
             f"{MAX_EVENTS} events and {MAX_WRITTEN_BYTES} bytes are accepted: write smaller batches",
         )
     raise errors.BatchFound(len(events), written)

@@ -56,7 +56,11 @@ class Slice(NamedTuple):
 
 
 class SliceResults(NamedTuple):
-    """Results of some records of one slice. The slice's last results have its offset receipts, unless the lane has failed."""
+    """Results of some records of one slice.
+
+    The last results of a slice have its offset receipts: the offsets that it has handled. If the lane has failed, they have
+    none.
+    """
 
     results: Results
     receipts: Sequence[Receipt] = ()

@@ -129,7 +129,7 @@ class WorkerState:
         return self.follow(source.registry(self._registry))
 
     def follow(self, registry: registries.Registry) -> registries.Registry:
-        """Make `registry` the current one of this process, and return it. Leases in flight follow it."""
+        """Make `registry` the current one of this process, and return it. Leases in flight are checked by it from now on."""
         self._registry = registry
         self.retry.follow(registry)
         return registry

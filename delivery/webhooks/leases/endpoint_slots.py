@@ -42,14 +42,14 @@ class SharedLimits(NamedTuple):
         return 0.0 if self.pace is None else self.pace.wait_s(now)
 
     def begin(self, now: float) -> None:
-        """Count a request that begins now, for the rate and the host."""
+        """Count a request that begins now: in the endpoint's rate, and in the requests in flight to the host."""
         if self.pace is not None:
             self.pace.consume(now)
         if self.host is not None:
             self.host.enter()
 
     def end(self) -> None:
-        """Count a request that has ended, for the host."""
+        """Count a request that has ended: it is no longer in flight to the host."""
         if self.host is not None:
             self.host.leave()
 

@@ -1,4 +1,4 @@
-"""Define the messages of the retry lane, write them as bytes, and read them: retry entries, leases and reports.
+"""Define the messages of the retry lane (Postponed, leases and reports), write them as bytes, and read them.
 
 Runs in the executors, on the driver, in the archive and in the commands. The bytes stay in the retries topic and in the lane's
 state over restarts and upgrades. A new field comes at the end and has a default, so that old bytes can be read. VERSION rises

@@ -72,9 +72,12 @@ def record(connection: connect.Connection, signals: Sequence[Signal], policy: Po
 
 
 def record_due(connection: connect.Connection, policy: Policy, *, now: dt.datetime) -> None:
-    """Apply, in a transaction of its own, the signals that come from no record of a topic.
+    """Apply two kinds of signals to the stored health of endpoints, and store the operational events that follow.
 
-    1. An endpoint was disabled, no operational event has reported that, and the report has been due for at most LATE_S seconds.
+    No record of a topic causes these signals. Runs in a transaction of its own.
+
+    1. An endpoint is disabled, and no operational event has reported that. The signal is repeated until the report is made, or
+       has been due for LATE_S seconds.
     2. An endpoint has dead letters that are due to be reported.
     """
     asked = {"now": now, "since": now - dt.timedelta(seconds=LATE_S), "quiet_s": policy.quiet_s}
