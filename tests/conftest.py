@@ -21,6 +21,10 @@ from fanout.local import kafka_server as local_kafka
 from fanout.local import postgres_server as local_postgres
 from tests.support import databases
 
+IN_MEMORY = pytest.StashKey[Path]()
+"""The folder of this run in MEMORY."""
+HAS_PASSED = pytest.StashKey[bool]()
+
 ONE_JOB = (
     "tests/e2e/test_endings.py",
     "tests/e2e/test_one_job.py",
@@ -36,14 +40,39 @@ MEMORY_BYTES = 8 * 2**30
 
 
 def pytest_configure(config):
-    """Keep the tests' files in memory where there is room: a new database then takes 20 ms of CPU, and 130 on a disk."""
-    if "TMPDIR" in os.environ or config.option.basetemp or not MEMORY.is_dir():
+    """Keep the tests' files in memory where there is room: a new database then takes 20 ms of CPU, and 130 on a disk.
+
+    The files of a run that failed stay until the next run.
+    """
+    if "TMPDIR" in os.environ or config.option.basetemp or not _has_room_in_memory():
         return
-    if min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available) >= MEMORY_BYTES:
-        folder = MEMORY / f"fanout-tests-{os.getuid()}"
-        folder.mkdir(mode=0o755, exist_ok=True)
-        os.environ["TMPDIR"] = str(folder)  # for the workers and all that they start
-        tempfile.tempdir = None  # read TMPDIR again
+    for earlier in MEMORY.glob("fanout-tests-*"):
+        if not psutil.pid_exists(int(earlier.name.rpartition("-")[2])):
+            shutil.rmtree(earlier, ignore_errors=True)
+    folder = MEMORY / f"fanout-tests-{os.getpid()}"
+    folder.mkdir(mode=0o755)
+    os.environ["TMPDIR"] = str(folder)  # for the workers, and for all that they start
+    tempfile.tempdir = None  # read TMPDIR again
+    config.stash[IN_MEMORY] = folder
+
+
+def pytest_unconfigure(config):
+    if config.stash.get(HAS_PASSED, False) and (folder := config.stash.get(IN_MEMORY, None)):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    session.config.stash[HAS_PASSED] = exitstatus == pytest.ExitCode.OK
+
+
+def _has_room_in_memory():
+    if not os.access(MEMORY, os.W_OK) or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:  # some tests write programs
+        return False
+    try:
+        container = int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # no control group, or one without a limit
+        container = MEMORY_BYTES
+    return min(shutil.disk_usage(MEMORY).free, psutil.virtual_memory().available, container) >= MEMORY_BYTES
 
 
 class Scheduling(loadscope.LoadScopeScheduling):

@@ -7,6 +7,8 @@ again if one page has all of them, and if the request is not too large (redrive_
 from __future__ import annotations
 
 import datetime as dt
+import logging
+from collections.abc import Iterable, Iterator
 
 from delivery.config import settings
 from delivery.webhooks.results import dead_letter_records
@@ -16,21 +18,42 @@ from fanout.redrive.selection import Selection
 from subscriptions_db.archive.search import redrive_requests as archive
 from subscriptions_db.postgres import connect
 
+log = logging.getLogger(__name__)
+
 
 def redrive(config: settings.Settings, connection: connect.Connection, *, now: dt.datetime) -> int:
     """Enqueue one page of requested dead letters, only the newest of each delivery. Return the number of enqueued dead letters.
 
-    The whole page then counts as redriven. 0: no redrive is requested. Raise KafkaUnavailable if Kafka does not confirm all
+    A dead letter that cannot be redriven, because another program wrote it, is left out and logged. The whole page then counts
+    as redriven. 0: no redrive is requested. Raise KafkaUnavailable if Kafka does not confirm all
     enqueued dead letters, and RegistryUnavailable if Postgres is unavailable. The next call then enqueues the page again.
     """
     with archive.claim_page(connection, now=now) as requested:
         if not requested:
             return 0
-        plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())  # the archive refuses faulty dead letters
-        letters = {request.position: dead_letter_records.decode(request.written) for request in requested}
+        plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())
+        letters = dict(_redrivable(requested))
         for position, letter in letters.items():
             plan.add(letter, position)
         return _enqueue(config, plan, letters, now_ms=round(now.timestamp() * 1000))
+
+
+def _redrivable(requested: Iterable[archive.RedriveRequest]) -> Iterator[tuple[int, DeadLetter]]:
+    """Yield each dead letter that can be redriven, with its position. Log the others."""
+    for request in requested:
+        try:
+            letter = dead_letter_records.decode(request.record())
+            fault = redrive_plan.fault_of(letter)
+        except (RecursionError, TypeError, ValueError) as exc:
+            fault = f"{type(exc).__name__}: {exc}"
+        if not fault:
+            yield request.position, letter
+            continue
+        log.error(
+            "dead letter %d of the archive cannot be redriven (%s), so it was left out and counts as redriven. Other redrives "
+            "continue. Another program wrote it to the dead-letter topic: find this program. The API still shows the letter",
+            request.position, fault,
+        )  # fmt: skip
 
 
 def _enqueue(config: settings.Settings, plan: redrive_plan.Plan, letters: dict[int, DeadLetter], *, now_ms: int) -> int:

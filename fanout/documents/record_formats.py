@@ -169,8 +169,6 @@ def _type(type_: Any) -> str:
     if origin in {typing.Union, types.UnionType}:
         known = [member for member in of if member is not msgspec.UnsetType]
         return "an entry" if set(known) == set(log_records.ENTRY_TYPES) else " or ".join(map(_type, known))
-    if origin is typing.Annotated:
-        return _type(of[0])
     if origin is dict:
         return f"object of {_type(of[1])}"
     if origin in {list, tuple}:

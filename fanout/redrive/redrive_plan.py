@@ -142,8 +142,8 @@ def batch_of(letter: DeadLetter) -> str:
 def fault_of(letter: DeadLetter) -> str:
     """Return why a dead letter cannot be redriven, for example because another program wrote it; empty: it can."""
     try:
-        _record_bytes(letter)
         letter.payload()
+        next(records([[letter]], now_ms=letter.dead_lettered_at_ms))
     except (ArithmeticError, TypeError, ValueError) as exc:
         return f"{type(exc).__name__}: {exc}"
     return ""

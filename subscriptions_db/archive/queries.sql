@@ -611,7 +611,10 @@ order by started_at, position limit 1;
 select pg_advisory_xact_lock(hashtext('fanout.endpoint_conditions'));
 
 -- name: endpoint_health
-select endpoint_id, customer_id, condition from endpoint_conditions where endpoint_id = any (%(endpoint_ids)s);
+-- The stored health, and the customer of the registered endpoint. Both may be missing.
+select endpoint_id, c.customer_id, c.condition, e.customer_id as owner_id
+from unnest(%(endpoint_ids)s::text[]) as asked (endpoint_id)
+left join endpoint_conditions c using (endpoint_id) left join endpoints e using (endpoint_id);
 
 -- name: put_endpoint_health
 insert into endpoint_conditions (endpoint_id, customer_id, condition, wake_at)

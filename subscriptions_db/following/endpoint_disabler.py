@@ -47,7 +47,6 @@ ids of the endpoints that it has disabled. For FAILING, an endpoint must have be
 
 
 class _Request(NamedTuple):
-    attempted: AttemptedEndpoint
     reason: str
     at: float
     """When the request was last made; monotonic seconds."""
@@ -82,26 +81,23 @@ class EndpointDisabler:
         self._stop = stop
         self._changed = threading.Condition()
         self._clock = clock
-        self._waiting: dict[EndpointId, _Request] = {}
-        self._written: cachetools.TTLCache[EndpointId, None] = cachetools.TTLCache(100_000, EFFECT_S, timer=clock)
+        self._waiting: dict[AttemptedEndpoint, _Request] = {}
+        self._written: cachetools.TTLCache[AttemptedEndpoint, None] = cachetools.TTLCache(100_000, EFFECT_S, timer=clock)
         self._thread = threading.Thread(target=self._run, name="disabling", daemon=True)
         self._thread.start()
 
     def disable(self, attempted: Iterable[AttemptedEndpoint], reason: str) -> None:
         """Request to disable the given endpoints that are active, for `reason`: FAILING or `error_classes.GONE`.
 
-        Return at once. Callers repeat the request as long as an endpoint fails. If an endpoint has a waiting request with
-        another reason, that request stays. For EFFECT_S after a request for an endpoint was written, further ones are ignored.
-        For FAILING, only endpoints that have been active for `retry.disable_after_s` are disabled. An endpoint whose URL has
-        changed since the attempt is not disabled.
+        Return at once. Callers repeat the request as long as an endpoint fails. A waiting request for the same endpoint and URL
+        keeps its reason. For EFFECT_S after it was written, further ones are ignored. For FAILING, only endpoints are disabled
+        that have been active for `retry.disable_after_s`. An endpoint that has another URL than `url_sha256` is not disabled.
         """
         with self._changed:
             for endpoint in attempted:
-                endpoint_id = endpoint.endpoint_id
-                if endpoint_id not in self._written:
-                    request = _Request(endpoint, reason, self._clock())
-                    known = self._waiting.get(endpoint_id, request)
-                    self._waiting[endpoint_id] = request if known.reason == reason else known._replace(at=request.at)
+                if endpoint not in self._written:
+                    known = self._waiting.get(endpoint)
+                    self._waiting[endpoint] = _Request(known.reason if known else reason, self._clock())
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -109,7 +105,7 @@ class EndpointDisabler:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        patiently = connect.retry_until_available("Endpoints to disable get attempts as before", self._stop)
+        patiently = connect.retry_until_available("Requests to disable endpoints wait", self._stop)
         while not self._stop.is_set():
             with self._changed:
                 if not self._waiting:
@@ -139,29 +135,29 @@ class EndpointDisabler:
 
     def _waiting_ids(self) -> list[EndpointId]:
         with self._changed:
-            return list(self._waiting)
+            return [endpoint.endpoint_id for endpoint in self._waiting]
 
     def _write_all(self) -> None:
         with self._changed:
             oldest = self._clock() - STALE_S
-            stale = [endpoint_id for endpoint_id, request in self._waiting.items() if request.at < oldest]
-            for endpoint_id in stale:
-                del self._waiting[endpoint_id]
+            stale = [endpoint for endpoint, request in self._waiting.items() if request.at < oldest]
+            for endpoint in stale:
+                del self._waiting[endpoint]
             waiting = dict(self._waiting)
         if stale:
             log.warning(
                 "%d endpoints were not disabled: the registry could not be written for %.0f s. They get attempts as before, "
                 "and are disabled once they fail again. Check Postgres. Earlier log lines, `the registry could not be read or "
                 "changed` or `could not be disabled in the registry`, name the cause",
-                len(stale), STALE_S, extra=_named(stale),
+                len(stale), STALE_S, extra=_named(endpoint.endpoint_id for endpoint in stale),
             )  # fmt: skip
         for reason in sorted({request.reason for request in waiting.values()}):
-            attempted = [request.attempted for request in waiting.values() if request.reason == reason]
+            attempted = [endpoint for endpoint, request in waiting.items() if request.reason == reason]
             disabled = list(self._write(attempted, reason))
             with self._changed:
                 for endpoint in attempted:
-                    del self._waiting[endpoint.endpoint_id]
-                    self._written[endpoint.endpoint_id] = None
+                    del self._waiting[endpoint]
+                    self._written[endpoint] = None
             metrics.ENDPOINTS_DISABLED.labels(reason).inc(len(disabled))
             for name in disabled:
                 log.warning(

@@ -135,7 +135,8 @@ class Follower:
 
     def _follow(self) -> None:
         patiently = connect.retry_until_available(
-            "The lanes continue with the last snapshot until it is older than snapshot.max_age_s, and then pause", self._stop
+            "The lanes continue with the last snapshot, if there is one, until its age is snapshot.max_age_s. Else they wait",
+            self._stop,
         )
         while not self._stop.is_set():
             try:

@@ -25,7 +25,7 @@ def disable_active(
     """Disable the given endpoints that have been active for at least `active_s` seconds, and return their ids.
 
     Endpoints that have been active since an unknown time are disabled too. Others stay unchanged: failures from before
-    an endpoint was enabled must not disable it. Endpoints that now have another URL stay unchanged too. Safe to repeat.
+    an endpoint was enabled must not disable it. So do endpoints that have another URL than `url_sha256`. Safe to repeat.
     """
     endpoints = list(attempted)
     asked = {

@@ -290,6 +290,7 @@ class Dispatcher(Generic[Sent]):
     def _settle(self, queue: Queue[Sent], pending: PendingDelivery[Sent], attempt: Attempt, began_at: float) -> None:
         """Record the result of an attempt, and take the next step of its delivery (`settling.settle`)."""
         is_open = queue.observe(
+            pending.delivery.endpoint,
             attempt,
             pending.since,
             began_at,

@@ -74,8 +74,8 @@ class Queue(Generic[Sent]):
     """When the endpoint last responded in this task, with any status, by the endpoint clock."""
     was_unreachable: bool = False
     has_accepted: bool = False
-    is_gone: bool = False
-    """True if the endpoint has responded 410 Gone."""
+    gone: set[AttemptedEndpoint] = field(default_factory=set)
+    """The endpoint, by each URL that has responded 410 Gone. Deliveries of one task may have different URLs."""
 
     @property
     def endpoint_id(self) -> EndpointId:
@@ -111,6 +111,7 @@ class Queue(Generic[Sent]):
 
     def observe(
         self,
+        endpoint: Endpoint,
         attempt: Attempt,
         since: float,
         began_at: float,
@@ -121,9 +122,9 @@ class Queue(Generic[Sent]):
     ) -> bool:
         """Record the result of an attempt to the endpoint; return True if the endpoint's circuit breaker is open.
 
-        The attempt began at `since` by `endpoint_time`, and at `began_at` by `clock`. If the queue has no breaker, and the
-        endpoint did not accept the attempt, the queue takes the endpoint's breaker in `breakers`. If there is none, a new one
-        is stored there.
+        `endpoint` is the endpoint of the attempted delivery. The attempt began at `since` by `endpoint_time`, and at `began_at`
+        by `clock`. If the queue has no breaker, and the endpoint did not accept the attempt, the queue takes the endpoint's
+        breaker in `breakers`. If there is none, a new one is stored there.
         """
         error_class = attempt.error_class
         if error_class is None or attempt.status is not None:
@@ -138,7 +139,8 @@ class Queue(Generic[Sent]):
             if error_class != errors.AttemptTimedOut.error_class:
                 self.response_time.no_response_since = None
             self.was_unreachable |= error_class in outage_detection.UNREACHABLE_CLASSES
-            self.is_gone |= error_class == error_classes.GONE
+            if error_class == error_classes.GONE:
+                self.gone.add(endpoint.as_attempted())
             if breaker is None:  # another queue of the endpoint may have stored one meanwhile
                 breaker = self.breaker = breakers.setdefault(self.endpoint_id, circuit_breaker.CircuitBreaker())
         now = clock()
@@ -249,7 +251,7 @@ def report(queues: Collection[Queue[Any]], unresponsive: frozenset[EndpointId], 
     return DispatchReport(
         most_in_flight=most_in_flight,
         reachability=reachability(queues),
-        gone=frozenset(queue.endpoint.as_attempted() for queue in queues if queue.is_gone),
+        gone=frozenset().union(*(queue.gone for queue in queues if queue.gone)),
         unresponsive=unresponsive,
         accepting=[queue.endpoint for queue in queues if queue.has_accepted],
     )

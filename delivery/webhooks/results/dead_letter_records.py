@@ -9,7 +9,7 @@ left out when it has no value. Readers ignore unknown fields.
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,8 +24,6 @@ from delivery.webhooks.state.json_decoding import JsonDecoder
 MAX_BYTES = 1_040_000
 """Most bytes of a dead letter. `bounded` leaves out the oldest attempts of a larger dead letter. By default a topic of Kafka
 takes records of 1 MiB, including the key and Kafka's own overhead."""
-Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""An integer that fits in a retry entry. Without the bounds, a redrive would fail at a larger number of another program."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -40,13 +38,13 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An attempt in a dead letter."""
 
-    attempt: Int64
+    attempt: int
     """Number of the attempt, from 1."""
-    started_at_ms: Int64
+    started_at_ms: int
     """When the attempt started."""
     duration_ms: float
     """Duration of the attempt, rounded to a tenth."""
-    status: Int64 | None = None
+    status: int | None = None
     """HTTP status of the response. Null: no response came."""
     error_class: str | None = None
     """Error class of the failure. Null: the endpoint accepted the delivery."""
@@ -89,11 +87,11 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Subscription by which the event was due."""
     topic: str
     """Topic of the event."""
-    partition: Int64
+    partition: int
     """Partition of the event."""
-    offset: Int64
+    offset: int
     """Offset of the event."""
-    appended_at_ms: Int64
+    appended_at_ms: int
     """When Kafka appended the event."""
     replay: str | UnsetType | None = UNSET
     """Replay that asked for the delivery. Left out where the delivery was due. Since 2026-11-21."""
@@ -104,7 +102,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str | None
     """Why the delivery was given up: the error class of the last attempt, `rejected_by_endpoint`, or the cause that prevented a
     further attempt, such as `expired`."""
-    dead_lettered_at_ms: Int64
+    dead_lettered_at_ms: int
     """When the delivery was given up."""
     url_origin: str = ""
     """Scheme, host and port of the URL that the endpoint had when the delivery was given up. Empty: invalid or unknown."""
@@ -119,7 +117,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     payload_base64: str
     """The event's payload as it stands in a JSON body, byte for byte. An opaque payload is a JSON string: its text, or the
     base64 of its bytes. An event without a payload has `null`. An older version of the platform redrives this JSON as it is."""
-    attempts_omitted: Int64 = 0
+    attempts_omitted: int = 0
     """Number of attempts before those in `attempts`. Since 2026-11-24."""
     attempts: list[LetterAttempt]
     """The last attempts, the oldest first: at most eleven, or `delivery.max_attempts` if that is more. Fewer where the dead

@@ -49,13 +49,16 @@ class OutboxEvent(NamedTuple):
 def record(connection: connect.Connection, signals: Sequence[Signal], policy: Policy) -> None:
     """Apply signals, in order, to the stored health of their endpoints, and store the operational events that follow.
 
-    Where another customer has registered the id of a deleted endpoint, the health begins anew. Must run in a transaction.
+    If another customer has registered the id of a deleted endpoint, its health begins anew, and signals about the deleted
+    endpoint are ignored. Must run in a transaction.
     """
     if not signals:
         return
-    known, events = _locked(connection, sorted({signal.endpoint_id for signal in signals})), []
-    after = dict(known)
+    known, owners = _locked(connection, sorted({signal.endpoint_id for signal in signals}))
+    after, events = dict(known), []
     for signal in signals:
+        if owners.get(signal.endpoint_id, signal.customer_id) != signal.customer_id:
+            continue
         healthy = OwnedHealth(signal.customer_id, EndpointHealth())
         owned = after.get(signal.endpoint_id, healthy)
         owned = owned if owned.customer_id == signal.customer_id else healthy
@@ -121,16 +124,19 @@ def claim_page(connection: connect.Connection) -> Iterator[list[OutboxEvent]]:
             connection.execute(query("delete_operational_events"), {"numbers": [row["number"] for row in found]})
 
 
-def _locked(connection: connect.Connection, endpoint_ids: list[str]) -> dict[str, OwnedHealth]:
-    """Return the stored health of these endpoints, and lock out other writers of health until the commit.
+def _locked(connection: connect.Connection, endpoint_ids: list[str]) -> tuple[dict[str, OwnedHealth], dict[str, str]]:
+    """Return the stored health of these endpoints, and the customers of those that are registered, by endpoint id.
 
-    An endpoint without stored health is left out.
+    An endpoint without stored health is left out. Lock out other writers of health until the commit.
     """
     connection.execute(query("lock_endpoint_health"))
-    rows = connection.execute(query("endpoint_health"), {"endpoint_ids": endpoint_ids})
-    return {
-        row["endpoint_id"]: OwnedHealth(row["customer_id"], msgspec.convert(row["condition"], EndpointHealth)) for row in rows
+    rows = connection.execute(query("endpoint_health"), {"endpoint_ids": endpoint_ids}).fetchall()
+    known = {
+        row["endpoint_id"]: OwnedHealth(row["customer_id"], msgspec.convert(row["condition"], EndpointHealth))
+        for row in rows
+        if row["customer_id"] is not None
     }
+    return known, {row["endpoint_id"]: row["owner_id"] for row in rows if row["owner_id"] is not None}
 
 
 def _put(connection: connect.Connection, changed: dict[str, OwnedHealth], policy: Policy) -> None:

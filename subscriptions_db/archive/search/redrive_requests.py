@@ -22,8 +22,12 @@ class RedriveRequest(NamedTuple):
     """A dead letter to enqueue, and its position in the archive."""
 
     position: int
-    written: bytes
-    """The record of the dead-letter topic."""
+    letter: bytes
+    payload: bytes
+
+    def record(self) -> bytes:
+        """Return the record of the dead-letter topic. Raise TypeError or ValueError if another program wrote it."""
+        return archived_rows.topic_record(self.letter, self.payload)
 
 
 @contextlib.contextmanager
@@ -38,6 +42,6 @@ def claim_page(
     """
     with connect.translated_errors(), connection.transaction():
         found = connection.execute(query("redrive_requests"), {"limit": MAX_LETTERS, "bytes": max_bytes}).fetchall()
-        yield [RedriveRequest(row["position"], archived_rows.topic_record(row["letter"], row["payload"])) for row in found]
+        yield [RedriveRequest(row["position"], row["letter"], row["payload"]) for row in found]
         if found:
             connection.execute(query("mark_redriven"), {"positions": [row["position"] for row in found], "now": now})

@@ -311,15 +311,33 @@ def test_dead_letters_in_the_quiet_time_are_reported_after_it(connection):
 
 def test_the_successor_of_a_deleted_endpoint_gets_no_report_of_its_events(connection):
     """Regression: dead letters of the deleted endpoint were reported to the customer that registered its id again."""
-    for customer in ("c1", "c1", "c2"):
-        letter = Signal("ep1", customer, SignalKind.DEAD_LETTER, archive.NOW, reason="timeout")
-        outbox.record(connection, [letter], POLICY)
+    of_first, of_second = (Signal("ep1", customer, SignalKind.DEAD_LETTER, archive.NOW) for customer in ("c1", "c2"))
+    outbox.record(connection, [of_first, of_first], POLICY)
+    connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c2', 'https://example.com/')")
+    for _ in range(3):  # an archive that is behind reads signals of both in turn
+        outbox.record(connection, [of_second], POLICY)
+        outbox.record(connection, [of_first], POLICY)
     outbox.record_due(connection, POLICY, now=archive.NOW + dt.timedelta(days=1))
     with outbox.claim_page(connection) as waiting:
-        assert [(event.customer_id, event.data["letters"]) for event in waiting] == [("c1", 1), ("c2", 1)]
-    connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c1', 'https://example.com/')")
+        assert [(event.customer_id, event.data["letters"]) for event in waiting] == [("c1", 1), ("c2", 1), ("c2", 2)]
+
+
+def test_the_end_of_a_quiet_time_of_a_deleted_endpoint_changes_no_other_health(connection):
+    """Otherwise, the disabled endpoint of the next customer would be reported twice."""
+    outbox.record(connection, [Signal("ep1", "c1", SignalKind.DEAD_LETTER, archive.NOW)] * 2, POLICY)
+    connection.execute("insert into endpoints (endpoint_id, customer_id, url) values ('ep1', 'c2', 'https://example.com/')")
+    endpoint_status.disable(connection, "ep1", "gone")
+    for _ in range(3):
+        outbox.record_due(connection, POLICY, now=dt.datetime.now(dt.UTC))
+    with outbox.claim_page(connection) as waiting:
+        assert [(event.kind, event.customer_id) for event in waiting] == [
+            (EventKind.DEAD_LETTERS_WAITING, "c1"),
+            (EventKind.DISABLED, "c2"),
+        ]
     outbox.delete_orphans(connection)
-    assert connection.execute("select from endpoint_conditions").fetchall() == []
+    assert [row["customer_id"] for row in connection.execute("select customer_id from endpoint_conditions").fetchall()] == [
+        "c2"
+    ]
 
 
 def test_a_quiet_time_of_days_delays_the_report_of_a_disabled_endpoint(connection):

@@ -251,7 +251,7 @@ def test_a_redrive_that_crashes_before_its_commit_is_repeated(connection, opened
             assert meanwhile == []  # another process has them
         raise Killed
     with redrive_requests.claim_page(connection, now=NOW) as turn:
-        assert all(orjson.loads(request.written)["webhook_id"] for request in turn)
+        assert all(orjson.loads(request.record())["webhook_id"] for request in turn)
         assert [request.position for request in turn] == sorted(asked)
     with redrive_requests.claim_page(connection, now=NOW) as turn:
         assert turn == []

@@ -1,5 +1,6 @@
 """`fanout archive` enqueues every dead letter whose redrive was requested, also after a topic was recreated."""
 
+import orjson
 import pytest
 
 from delivery.config import settings
@@ -24,9 +25,14 @@ def published(monkeypatch):
     return publisher.published
 
 
-def put(connection, letter_offset, event_id, event_offset):
-    """Archive the dead letter of an event, each at its offset."""
+def put(connection, letter_offset, event_id, event_offset, **fields):
+    """Archive the dead letter of an event, each at its offset. `fields` replace fields of the record."""
     written = archive.letter(event_id=event_id, record=builders.record(offset=event_offset))
+    written = (
+        orjson.dumps(orjson.loads(written)).removesuffix(b"}")
+        + b"".join(b',"%s":%s' % (name.encode(), value) for name, value in fields.items())
+        + b"}"
+    )
     record = ArchivedRecord(topic="dead-letters", partition=0, offset=letter_offset, letter=archive.letter_row(written))
     writer.write(connection, [record], archive.KEPT, now=archive.NOW)
 
@@ -66,3 +72,21 @@ def test_dead_letters_of_two_events_at_one_place_are_both_redriven(connection, p
     put(connection, 1, "e2", 7)
     assert redrive_all(connection, published) == ["e1", "e2"]
     assert states(connection) == ["redriven"] * 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attributes": b'{"a":18446744073709551616}'},
+        {"attempts": b'[{"attempt":18446744073709551616,"started_at_ms":0,"duration_ms":0}]'},
+        {"later": b"[" * 300 + b"]" * 300},
+    ],
+    ids=["attribute", "attempt", "nesting"],
+)
+def test_a_dead_letter_of_another_program_stops_no_redrive(connection, published, caplog, fields):
+    """Regression: the page ended with a traceback at each start of the archive, and no customer's redrive was made."""
+    put(connection, 0, "e1", 7, **fields)
+    put(connection, 1, "e2", 8)
+    assert redrive_all(connection, published) == ["e2"]
+    assert states(connection) == ["redriven"] * 2
+    assert "cannot be redriven" in caplog.text

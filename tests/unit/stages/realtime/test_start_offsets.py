@@ -74,6 +74,15 @@ def test_a_receipt_of_the_direct_lane_does_not_move_the_start(receipts):
     assert receipts([receipt(0, 4), receipt(5, 9, unconfirmed=True)]) == ({("t", 0): [(0, 4)]}, 7)
 
 
+def test_a_topic_that_kafka_refuses_to_describe_starts_no_lane(monkeypatch):
+    """Regression: the topic counted as deleted, so the lane started at its first record and repeated its deliveries."""
+    refused = SimpleNamespace(error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), partitions={})
+    consumer = SimpleNamespace(close=lambda: None, list_topics=lambda *_: SimpleNamespace(topics={"t": refused}))
+    monkeypatch.setattr(confluent_kafka, "Consumer", lambda _: consumer)
+    with pytest.raises(errors.KafkaUnavailable, match="Lane realtime does not start without it"):
+        start_offsets._starts_of_newer(ASKED, {("t", 0): [start_offsets.HandledRange(0, 4)]}, completed_reader.BOUNDS)
+
+
 class HadoopFiles:
     """The calls of Hadoop's file system that read a checkpoint, on local files. The JVM's `Path` creates one for a name."""
 

@@ -16,6 +16,7 @@ class Registry:
     def __init__(self, *failures):
         self.failures = list(failures)
         self.written = []
+        self.attempted = []
         self.writes = threading.Semaphore(0)
 
     def __call__(self, attempted, reason):
@@ -23,6 +24,7 @@ class Registry:
             raise self.failures.pop(0)
         endpoint_ids = sorted(endpoint.endpoint_id for endpoint in attempted)
         self.written.append((endpoint_ids, reason))
+        self.attempted += attempted
         self.writes.release()
         return endpoint_ids
 
@@ -111,6 +113,18 @@ def test_an_enabled_endpoint_is_disabled_by_new_failures_and_not_by_late_ones(di
     now[0] = endpoint_disabler.EFFECT_S + 1
     disabler_.disable(attempted("ep1"), "failing")
     assert registry.wait() == (["ep1"], "failing")
+
+
+def test_a_late_answer_of_an_earlier_url_hides_no_answer_of_the_new_one(disabler):
+    """Regression: for a minute after the earlier URL's 410, the new URL's 410 was ignored."""
+    registry = Registry()
+    disabler_ = disabler(registry)
+    before, after = AttemptedEndpoint("ep1", b"before"), AttemptedEndpoint("ep1", b"after")
+    disabler_.disable([before], "gone")
+    registry.wait()
+    disabler_.disable([before, after], "gone")
+    registry.wait()
+    assert registry.attempted == [before, after]
 
 
 def test_the_last_report_is_written_before_the_end(disabler, stop):

@@ -69,8 +69,8 @@ def test_two_queues_of_an_endpoint_share_one_circuit_breaker():
     first, second = (memory.queue_of(delivery.endpoint, limits.Limits(), fakes.unreported_background()) for _ in range(2))
     failure = Attempt(number=1, started_at_ms=0, duration_ms=1.0, status=500, error_class=error_classes.SERVER_ERROR)
     clocks = {"breakers": memory.breakers, "clock": lambda: 1.0, "endpoint_time": lambda: 1.0}
-    assert [first.observe(failure, 0.0, 0.0, **clocks) for _ in range(5)][-1]
-    assert second.observe(failure, 0.0, 0.0, **clocks)
+    assert [first.observe(delivery.endpoint, failure, 0.0, 0.0, **clocks) for _ in range(5)][-1]
+    assert second.observe(delivery.endpoint, failure, 0.0, 0.0, **clocks)
 
 
 def test_a_known_slow_endpoint_is_not_reported_each_time():

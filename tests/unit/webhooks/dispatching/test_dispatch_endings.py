@@ -78,6 +78,24 @@ def test_an_endpoint_that_is_gone_is_reported(schedule_s, kind):
     assert asyncio.run(main()) == ({kind}, {"gone"})
 
 
+def test_an_endpoint_is_gone_by_the_url_that_said_so():
+    """Regression: with look-ups, deliveries of one task may have the earlier and the new URL. The new one was reported."""
+    clock = fakes.Clock()
+    sender = fakes.FakeSender(
+        lambda delivery, _: error_classes.GONE if delivery.endpoint.url.endswith("/before") else None, clock
+    )
+
+    async def main():
+        dispatcher = dispatcher_of(sender, clock)
+        for name in ("after", "before"):
+            for delivery in deliveries(1, url=f"https://example.com/{name}"):
+                dispatcher.submit(delivery)
+        await dispatcher.finish()
+        return dispatcher.report().gone
+
+    assert asyncio.run(main()) == {builders.endpoint(url="https://example.com/before").as_attempted()}
+
+
 def test_a_deferral_without_an_attempt_uses_up_no_wait():
     outcome = fakes.deferrals(fakes.Clock(5.0)).deferred_now(builders.delivery(), retry_reasons.LANE_DEADLINE)
     assert (outcome.kind, outcome.next_attempt) == (OutcomeKind.POSTPONED, NextAttempt(5000, 0))
