@@ -53,7 +53,10 @@ class SettingsError(FanoutError):
 
 
 class LocalStackError(FanoutError):
-    """Java, the jars, the embedded Postgres or Kafka, the demo or a local receiver cannot be used on this machine."""
+    """Java, the jars, the embedded Postgres or Kafka, the demo or a local receiver cannot be used on this machine.
+
+    Also raised by a load test that cannot continue.
+    """
 
 
 class KafkaUnavailable(FanoutError):

@@ -94,7 +94,7 @@ def batch(
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Deliver batches to 1,000 endpoints: measure the first batch, full speed, and a steady pace."""
+    """Deliver batches to many endpoints: measure the first batch, full speed, and a steady pace."""
     scenario = batch_scenario.BatchScenario(
         events=events,
         warm_up=warm_up,
@@ -121,7 +121,7 @@ def isolation(
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Let one endpoint of 1,000 hang, with 5 % of the events, and measure how long the events of all others wait."""
+    """Let one endpoint hang, with a share of the events, and measure how long the events of all other endpoints wait."""
     scenario = isolation_scenario.IsolationScenario(endpoints=endpoints, per_s=per_s, seconds=seconds, share=share)
     _run(isolation_scenario.run, scenario, json_file, folder, replaced)
 
@@ -241,7 +241,7 @@ def latency(
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Measure the latency of single events of a real-time topic. Then kill the job under load."""
+    """Measure the latency of single events of a real-time topic. Then kill the driver or a worker repeatedly, under load."""
     scenario = latency_scenario.LatencyScenario(
         rates=tuple(map(int, rates.split(","))), seconds=seconds, endpoints=endpoints, kills=kills, lanes=lanes
     )

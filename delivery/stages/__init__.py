@@ -2,5 +2,5 @@
 
 In: event topics, the registry, the retries topic. Out: micro-batches of the delivery core, and the topics of results. Runs on
 the driver. `tasks` runs in the executors, and so do some modules of `kafka` and `realtime`. Of the modules here,
-`worker_daemon` and `pyspark_path` start the executors' Python workers, and `process_state` runs on both sides.
+`worker_daemon` and `pyspark_path` start the executors' Python workers, and `process_state` runs on the driver and in executors.
 """

@@ -65,7 +65,7 @@ def missing(
     address = own_address()
     if address is None:
         raise errors.SettingsError(
-            f"this machine's host name, {name}, does not resolve, and no route leads to other machines, so Spark did not "
+            f"this machine's host name, {name}, does not resolve, and no route leads to other machines, so Spark cannot "
             f"start. Set {ADDRESS} to the address at which the executors reach this machine, or add the name to /etc/hosts"
         )
     return {ADDRESS: address, NAME: address}

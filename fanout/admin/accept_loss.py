@@ -52,8 +52,9 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
     next run finds and audits the loss again.
 
     Raise CheckpointInUse if a job runs one of the lanes. Raise LaneFailed if a lane has started a micro-batch and committed
-    none, or if its checkpoint is damaged. Raise SettingsError if the checkpoint cannot be written, and LeaseRefused if the
-    Lease cannot be used. Raise KafkaUnavailable or RegistryUnavailable if Kafka or Postgres does not answer.
+    none, or if its checkpoint is damaged. Raise SettingsError if the checkpoint cannot be written. Raise LeaseRefused if the
+    Kubernetes Lease `spark.checkpoint_lease` cannot be used. Raise KafkaUnavailable or RegistryUnavailable if Kafka or Postgres
+    does not answer.
     """
     own_lock = lock.Lock(config.spark, lanes)
     with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:

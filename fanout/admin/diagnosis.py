@@ -214,7 +214,10 @@ def _registry(config: settings.Settings) -> str:
 
 
 def _subscriptions(config: settings.Settings) -> str:
-    """Raise RegistrationError for subscriptions that may match no event. SQL may have written them without this check."""
+    """Raise RegistrationError for subscriptions that may match no event.
+
+    By default, the API and `fanout apply` only warn of such a subscription. SQL checks nothing.
+    """
     with connect.connect(config.database) as connection, connect.translated_errors():
         found = lint.subscriptions(connection, None, registry_commands.known_types(config))
     if found:

@@ -1,7 +1,8 @@
 """Change and show the registry, for `fanout apply`, `get`, `endpoints …`, `keys rotate`, `doctor`, the smoke test and the demo.
 
 Runs in `fanout` commands, the tests and the load tests. Each function that opens a connection raises RegistryOutdated if the
-schema in Postgres is not current, and RegistryUnavailable if Postgres does not answer.
+schema in Postgres is not current, and RegistryUnavailable if Postgres does not answer. Each function that seals or opens
+secrets raises SettingsError if there is no valid key ring.
 """
 
 from __future__ import annotations
@@ -314,10 +315,11 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
     """Ask the receiver of an endpoint for permission to deliver, record a permission, and return the receiver's reply.
 
-    Without an answer, return a refusal, or a permission if the receiver has permitted deliveries at the callback URL meanwhile.
-    If the endpoint was changed or asked again meanwhile, return a refusal in place of a permission, and record none. The
-    callback URL of an earlier request becomes invalid. An earlier permission stays valid, even if the reply is a refusal.
-    Unless the endpoint was deleted meanwhile, write the reply to the audit log.
+    Without an answer, return a refusal. If the receiver has permitted deliveries at the callback URL meanwhile, return a
+    permission, even if there is no answer, or the reply gives none. If the endpoint was changed or asked again meanwhile,
+    return a refusal in place of a permission, and record none. The callback URL of an earlier request becomes invalid. An
+    earlier permission stays valid, even if the reply is a refusal. Unless the endpoint was deleted meanwhile, write the reply
+    to the audit log.
 
     Raise RegistrationError if there is no such endpoint, if it needs no permission or cannot be used, or if
     `delivery.webhook_origin` is empty.

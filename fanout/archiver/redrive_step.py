@@ -25,17 +25,23 @@ def redrive(config: settings.Settings, connection: connect.Connection, *, now: d
     """Enqueue one page of requested dead letters, only the newest of each delivery. Return the number of enqueued dead letters.
 
     A dead letter that cannot be redriven, because another program wrote it, is left out and logged. The whole page then counts
-    as redriven. 0: no redrive is requested. Raise KafkaUnavailable if Kafka does not confirm all
-    enqueued dead letters, and RegistryUnavailable if Postgres is unavailable. The next call then enqueues the page again.
+    as redriven. A page without a dead letter that can be redriven is followed by the next page. 0: no redrive is requested any
+    more.
+
+    Raise KafkaUnavailable if Kafka does not confirm all enqueued dead letters, and RegistryUnavailable if Postgres is
+    unavailable. The next call then enqueues the page again.
     """
-    with archive.claim_page(connection, now=now) as requested:
-        if not requested:
-            return 0
-        plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())
-        letters = dict(_redrivable(requested))
-        for position, letter in letters.items():
-            plan.add(letter, position)
-        return _enqueue(config, plan, letters, now_ms=round(now.timestamp() * 1000))
+    enqueued = 0
+    while not enqueued:
+        with archive.claim_page(connection, now=now) as requested:
+            if not requested:
+                return 0
+            plan = redrive_plan.Plan(Selection(), redrive_plan.Redriven())
+            letters = dict(_redrivable(requested))
+            for position, letter in letters.items():
+                plan.add(letter, position)
+            enqueued = _enqueue(config, plan, letters, now_ms=round(now.timestamp() * 1000))
+    return enqueued
 
 
 def _redrivable(requested: Iterable[archive.RedriveRequest]) -> Iterator[tuple[int, DeadLetter]]:

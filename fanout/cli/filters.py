@@ -41,7 +41,7 @@ def try_(
     try:
         compiled = event_pattern.compile_pattern(wanted)
     except errors.FilterError as exc:
-        raise exc.within("--filter") from None
+        raise errors.FilterError(exc.path, f"{exc.problem}. Nothing was tried").within("--filter") from None
     tried = tried_event.read(config, event, "filter")
     document = matching.filter_document(tried)
     is_match = compiled.matches(document)

@@ -294,7 +294,10 @@ def publish(
 
 @app.command()
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
-    """Check everything that the platform needs, and show how to repair each fault. Exit code 1: there is a fault."""
+    """Check everything that the platform needs, and show how to repair each fault.
+
+    Exit code 1: there is a fault. Exit code 2: a setting is wrong, and nothing was checked.
+    """
     from fanout.admin import diagnosis  # noqa: PLC0415
 
     findings = diagnosis.examine(_settings(context))

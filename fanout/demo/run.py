@@ -1,4 +1,4 @@
-"""Run the demo: start everything, publish while the registry changes, poll dead letters, stop everything, and reconcile.
+"""Run the demo: start everything, publish while the registry changes, poll dead letters, stop the platform, and reconcile.
 
 Runs in `fanout` commands. The platform runs in its own processes, started as a user does: `fanout run`, `fanout archive` and
 `fanout serve`.

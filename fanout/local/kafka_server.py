@@ -1,6 +1,6 @@
 """Run real Kafka brokers (KRaft) on this machine: one, or several in one cluster.
 
-Runs in `fanout` commands and the tests.
+Runs in `fanout` commands, the tests and the load tests.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class EmbeddedKafka:
 
     @property
     def pid(self) -> int:
-        """Return the pid of the running broker. Raise LocalStackError if it was not started."""
+        """Return the pid of the running broker. Raise LocalStackError before `start`, and after `stop` or `kill`."""
         if self._process is None:
             raise errors.LocalStackError("the embedded Kafka broker is not running: start it first")
         return self._process.pid

@@ -38,7 +38,7 @@ class Stack:
     """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first.
 
     Entering the context raises LocalStackError if a server does not start, or the jars cannot be downloaded. It also raises
-    LocalStackError if the port is in use, the folder cannot be created, or another process uses the folder.
+    LocalStackError if `kafka_port` is in use, the folder cannot be created, or another process uses the folder.
     """
 
     def __init__(self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False) -> None:

@@ -2,8 +2,9 @@
 
 Runs in `fanout` commands and the load tests. Changes nothing in Kafka, and the job may run meanwhile. Lanes write offset
 receipts to the attempts topic. Each says which offsets a lane has handled, and how many deliveries were due. A receipt is
-judged by comparing its counts with the outcomes at its offsets. Receipts of the last seconds are not judged. The attempts topic
-is read first, so that the topics that are read later have every record to which the attempts topic refers.
+judged by comparing its counts with the outcomes at its offsets. Receipts of the last seconds are judged only if the job is
+stopped. The attempts topic is read first, so that the topics that are read later have every record to which the attempts topic
+refers.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Delivery(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """Place and time of the newest dead letter of a delivery."""
+    """The newest dead letter of a delivery: its time, place and batch, and why it cannot be redriven."""
 
     dead_lettered_at_ms: int
     place: LetterPlace
@@ -171,7 +171,7 @@ def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.R
 
 
 class Record(NamedTuple):
-    """Record of the retries topic for dead letters of one endpoint and one delivery mode, and their note."""
+    """Record of the retries topic for dead letters of one endpoint, customer and delivery mode, and their note."""
 
     key: bytes
     postponed: bytes
@@ -183,7 +183,7 @@ class Record(NamedTuple):
 def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterator[Record]:
     """Yield the records that enqueue dead letters, with their notes. Each sequence in `requests` goes in one request.
 
-    All dead letters have the same endpoint and delivery mode, because a note names these only once.
+    All dead letters have the same endpoint, customer and delivery mode, because a note names these only once.
     """
     for chunk in chunking.chunks(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]

@@ -51,8 +51,8 @@ def read(file: Path) -> dict[str, Any]:
 def measure(axes: Sequence[Axis], deliveries: int | None, terms: stage.Terms, files: Files) -> list[str]:
     """Measure the axes, write the files, and return a text for each value that must not be trusted.
 
-    A pass has `deliveries` deliveries; None: the number of the axis. The JSON file is written after each job, and all files at
-    the end. An interrupted run also writes all files, with the values that were measured until then.
+    A pass measures one value once, with `deliveries` deliveries; None: the number of the axis. The JSON file is written after
+    each job, and all files at the end. An interrupted run also writes all files, with the values measured until then.
 
     Raise RegistrationError, and measure nothing, if there is a JSON file already and it has no axes.
     """

@@ -1,6 +1,6 @@
-"""Measure the values of one job on the real platform, at full speed.
+"""Measure the values of an axis that share one job, on the real platform, at full speed.
 
-1. Kafka, Postgres and the receiver start, the shapes are registered, and the job starts.
+1. Kafka, Postgres and the receiver start, the endpoints and subscriptions of all values are registered, and the job starts.
 2. Passes over all values warm the job up. They are not measured.
 3. Measured passes follow, over the values in ascending and then in descending order. So a job that becomes faster with time
    favours no value.
@@ -66,7 +66,7 @@ class JobRun:
     passes: list[Pass] = field(default_factory=list)
     """Measured passes in their order."""
     registered_s: float | None = None
-    """Seconds to register all rows."""
+    """Seconds to start the servers and to register all rows."""
     ready_s: float | None = None
     """Seconds from the start of the job until it was ready."""
     broadcast_mb: float | None = None
@@ -132,7 +132,10 @@ def _load_in_bulk(servers: platform.Platform, population: CurvePopulation) -> No
 
 
 def _is_ready(axis: Axis, found: JobRun, job: platform.Job) -> bool:
-    """Wait until the job is ready. After `ready_within_s`, write the problem into `found` and return False."""
+    """Wait until the job is ready. Return False, with the problem in `found`, if that takes too long.
+
+    Registration and readiness together may take `ready_within_s`. Raise LocalStackError if the job ends.
+    """
     left_s = axis.ready_within_s - (found.registered_s or 0.0)
     try:
         found.ready_s = job.wait_until(job.is_ready, within_s=left_s, goal="readiness")

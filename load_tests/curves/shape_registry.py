@@ -1,7 +1,7 @@
-"""Define the registry and the events of a job that measures some shapes.
+"""Define the registry and the events of a job that measures some shapes: sizes of the registry and forms of the events.
 
 Each shape has event types of its own, and all shapes share the endpoints and tenants. The endpoints of a group get the same
-events. The fan-out of a shape is the number of endpoints in a group. These have consecutive numbers.
+events, and have consecutive numbers. The fan-out of a shape is the number of endpoints in a group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CUSTOMER = "load"
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePopulation:
-    """The registered customers of some shapes, and the events of their tenants."""
+    """The endpoints, tenants and subscriptions of some shapes, and the events of the tenants."""
 
     shapes: Sequence[CurveShape]
 

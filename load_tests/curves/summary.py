@@ -56,7 +56,7 @@ def _point(axis: Axis, job: JobRun, value: int) -> dict[str, Any] | None:
 
 
 def _cpu_us(axis: Axis, passes: Sequence[Pass]) -> dict[str, float]:
-    """Return the CPU µs of one delivery, or of one event, by process."""
+    """Return the CPU µs of one `axis.unit` (delivery or event), by process and in `total`."""
     seconds = {
         "jvm": sum(done.used.jvm_s for done in passes),
         "driver": sum(done.used.driver_s for done in passes),
@@ -72,7 +72,10 @@ def _fitted(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _knee(points: Sequence[Mapping[str, Any]], value: float) -> dict[str, Any]:
-    """Return the knee, the process whose cost grew most from the smallest value to the knee, and its share of the growth."""
+    """Return the knee (`value`), and the process whose cost grew most from the smallest value to the knee (`grew_most`).
+
+    `share` is the share of this process in the growth of all processes of the platform.
+    """
     first, there = min(points, key=lambda point: point["value"]), next(point for point in points if point["value"] == value)
     grown = {role: there["cpu_us"][role] - first["cpu_us"][role] for role in cost_model.PLATFORM}
     most = max(grown, key=lambda role: grown[role])
@@ -80,7 +83,7 @@ def _knee(points: Sequence[Mapping[str, Any]], value: float) -> dict[str, Any]:
 
 
 def broken(axes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a text for each value whose deliveries were not exactly those that were due, or were not compared."""
+    """Return a text for each point if the deliveries of its job were not exactly those that were due, or were not compared."""
     return [text for name, axis in axes.items() for text in _broken(name, axis["points"])]
 
 

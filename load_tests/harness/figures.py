@@ -169,7 +169,7 @@ def poison(published: Counter[str], rejected: Counter[str]) -> dict[str, Any]:
 
 
 def of_receiver(report: receiver.ReceiverReport) -> dict[str, Any]:
-    """Return the CPU seconds of the receiver for a million events, and its number of connections."""
+    """Return `cpu_s_per_million`, the CPU seconds of the receiver for a million events, and its number of `connections`."""
     per_million = 1e6 / len(report.numbers)
     return {"cpu_s_per_million": round(report.cpu_s * per_million, 1), "connections": report.connections}
 
@@ -189,12 +189,12 @@ def ratios(before: Mapping[str, float], after: Mapping[str, float], *names: str)
 
 
 def percentiles(values: Iterable[float]) -> dict[str, int]:
-    """Return p50, p90, p99 and the largest of the values, rounded to whole numbers; all 0 without a value."""
+    """Return `p50`, `p90`, `p99` and `max` of the values, rounded to whole numbers; all 0 without a value."""
     return {name: round(value) for name, value in cuts(values).items()}
 
 
 def cuts(values: Iterable[float]) -> dict[str, float]:
-    """Return p50, p90, p99 and the largest of the values; all 0 without a value."""
+    """Return `p50`, `p90`, `p99` and `max` of the values; all 0 without a value."""
     known = list(values)
     if len(known) < 2:
         return dict.fromkeys(("p50", "p90", "p99", "max"), sum(known))

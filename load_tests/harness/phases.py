@@ -1,4 +1,4 @@
-"""Compare two phases of one run: events at a steady pace, first alone and then beside another load.
+"""Compare two phases of one run: events at a steady pace, first undisturbed, then beside a load or with a hanging endpoint.
 
 1. The job starts. Some events warm it up, then some seconds of the first phase, because a young JVM is slower.
 2. Events come at a steady pace, with the parameters of the first phase.

@@ -48,9 +48,10 @@ class Terms:
         topics: traffic.Topics = traffic.TOPICS,
         disturbed: behaviour.Behaviour = behaviour.HEALTHY,
     ) -> Iterator[Stage]:
-        """Start the servers, register the population, and create the topics.
+        """Start the servers, register the population, and create the topics. Stop the servers at the end of the context.
 
-        `disturbed` is the behaviour of the endpoints while the receiver is disturbed.
+        `seed` seeds the random choice of the events. `disturbed` is the behaviour of the endpoints while the receiver is
+        disturbed.
         """
         self.say("starting Kafka, Postgres and the receiver …")
         with platform.started(self.folder) as servers, receiver.Receiver(disturbed) as customers:

@@ -59,9 +59,10 @@ class Meter:
     def processes(self) -> list[tuple[psutil.Process, str]]:
         """Return the running processes with their roles: `driver`, `jvm` or `worker`."""
         found = []
-        for process in [self._root, *self._root.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found.append((process, _role(process, self._root)))
+        with contextlib.suppress(psutil.NoSuchProcess):  # the root has ended
+            for process in [self._root, *self._root.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.append((process, _role(process, self._root)))
         return found
 
     def read(self) -> Usage:

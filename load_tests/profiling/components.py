@@ -1,7 +1,7 @@
 """Say which component of the platform each sampled stack belongs to, and add the samples up. Pure.
 
 A stack belongs to the component of its innermost frame that is in the table. So a hash table's method counts for Kafka's
-client where that client calls it.
+client where that client calls it. A stack without such a frame belongs to `other`.
 """
 
 from __future__ import annotations

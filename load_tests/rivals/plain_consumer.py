@@ -101,7 +101,7 @@ class PlainConsumer:
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver chunk after chunk until `stop` is set.
 
-        Every record with a committed offset is delivered, dropped or rejected.
+        An offset is committed only after the record was rejected, or each of its requests was answered or dropped.
         """
         loop = asyncio.get_running_loop()
         has_news, commit_at = False, loop.time()
@@ -118,7 +118,10 @@ class PlainConsumer:
                 self._consumer.commit(asynchronous=False)
 
     def _next_chunk(self) -> Sequence[confluent_kafka.Message]:
-        """Wait up to POLL_S for a record; return it and the records that the Kafka client has already fetched; else nothing."""
+        """Wait up to POLL_S for a record. Return it with the records that are fetched already, or nothing if none came.
+
+        The chunk has at most CHUNK_RECORDS records.
+        """
         first = self._consumer.poll(POLL_S)
         if first is None:
             return ()

@@ -5,7 +5,8 @@
    CPU seconds and wall time are measured from the end of the warm-up to the last delivery.
 3. Events come at a steady pace. The receiver measures the age of the events of each batch. The first seconds are reported
    separately, because the JVM still compiles.
-4. With a hot endpoint, step 3 is repeated with most events due to that endpoint: do the others wait longer?
+4. If `hot` is above 0, step 3 is repeated, and this share of the events is due to one endpoint. Do events for other endpoints
+   wait longer?
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Events come at a steady pace, first alone, then beside one of these loads:
 
 * `poison`: records that are not events, as many as there are events, in their own topic. The job must reject all of them.
-* `hot`: one tenant has 80 % of all events, all due to one endpoint and in one partition. The latencies of the other endpoints
-  are compared. The first phase has as many events, of all tenants alike, so that the phases differ only in the hot tenant.
+* `hot`: one tenant has a share of all events (default 80 %), all due to one endpoint and in one partition. The latencies of the
+  other endpoints are compared. The first phase has as many events, of all tenants alike, so that the phases differ only in the
+  hot tenant.
 * `archive`: `fanout archive`, `fanout serve` and a flood of polls (`flood.py`).
 """
 

@@ -2,7 +2,7 @@
 
 1. The topics are filled, half for endpoints in direct mode and half for endpoints in batch mode. All endpoints are healthy.
 2. The job runs all lanes. When it is warm, its throughput is measured for some seconds.
-3. Busy loops take all cores, and a process allocates and touches much memory. Meanwhile a worker is stopped for 3 s, and the
+3. Busy loops take CPU, and a process allocates and touches much memory. Meanwhile a worker is stopped for 3 s, and the
    JVM makes a full collection.
 4. The disturbance ends. How long until the throughput is back?
 5. All published events arrive. Nothing may be lost, no endpoint suppressed or disabled, and hardly a delivery postponed.

@@ -58,7 +58,7 @@ class RetriesScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetriesPhase:
-    """Measurement of steady work after a start of the job: CPU during it, memory and disk of the job at its end."""
+    """Measurement of steady work after a start of the job: micro-batches and CPU during the work, memory and disk after it."""
 
     ready_s: float
     """Seconds from the start of the job until `/readyz` reported ready."""

@@ -2,9 +2,9 @@
 
 Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request to
 disable endpoints, and the thread writes these requests to Postgres. Guarantee: while Postgres answers, each request is written.
-Exception: a request less than EFFECT_S after a written one for the same endpoint is ignored. While Postgres does not answer, a
-request that was last made more than STALE_S ago is dropped: the endpoint may have recovered, or an operator may have acted. If
-the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
+Exception: a request less than EFFECT_S after a written one for the same endpoint and URL is ignored. While Postgres does not
+answer, a request that was last made more than STALE_S ago is dropped: the endpoint may have recovered, or an operator may have
+acted. If the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ class EndpointDisabler:
         """Request to disable the given endpoints that are active, for `reason`: FAILING or `error_classes.GONE`.
 
         Return at once. Callers repeat the request as long as an endpoint fails. A waiting request for the same endpoint and URL
-        keeps its reason. For EFFECT_S after it was written, further ones are ignored. For FAILING, only endpoints are disabled
-        that have been active for `retry.disable_after_s`. An endpoint that has another URL than `url_sha256` is not disabled.
+        keeps its reason. For EFFECT_S after a request was written, further requests for its endpoint and URL are ignored.
+        For FAILING, only endpoints are disabled that have been active for `retry.disable_after_s`. An endpoint that has another
+        URL than `url_sha256` is not disabled.
         """
         with self._changed:
             for endpoint in attempted:

@@ -64,7 +64,8 @@ def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
     1. The schema or an example is not JSON, nested too deeply, or not storable by Postgres. Or it has a whole number beyond
        MAX_WHOLE_NUMBER. Or the schema, or all examples together, have more than MAX_BYTES.
     2. The schema is not valid, names another `$schema` than DIALECT, or is refused by `schema_patterns.require`. Or it has a
-       `$ref` that does not resolve, or a `$schema` or `$id` below its top level.
+       `$schema` or `$id` below its top level. Or it has a `$ref` that leads neither to `#` nor to a schema directly in its
+       `$defs` or `definitions`.
     3. An example violates the schema, or its check takes more than MAX_STEPS steps or recurses too deeply.
     """
     for number, example in enumerate(examples):
@@ -186,7 +187,9 @@ def _require_schema(schema: dict[str, Any]) -> None:
             except referencing.exceptions.Unresolvable:
                 leads = False
             if not leads:
-                raise errors.RegistrationError(path, "does not resolve: use # or #/$defs/NAME; nothing is fetched")
+                raise errors.RegistrationError(
+                    path, "does not resolve to # or to a schema directly in $defs: use # or #/$defs/NAME; nothing is fetched"
+                )
 
 
 def _schemas(schema: Any) -> Iterator[Any]:
@@ -239,7 +242,7 @@ _Bounded: Any = validators.extend(_DRAFT, {name: _counted(name, keyword) for nam
 
 
 def _said(error: Any) -> str:
-    """Return what is wrong with a schema. At a path that ends with `.type`, list the valid types, which jsonschema omits."""
+    """Return what is wrong with a schema. For an invalid `type`, list the valid types, which jsonschema omits."""
     if str(error.json_path).endswith(".type") and not str(error.json_path).endswith(("properties.type", "$defs.type")):
         return f"must be one of {', '.join(_JSON_TYPES)}, or a list of them"
     return _short(error.message)

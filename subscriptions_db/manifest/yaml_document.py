@@ -139,13 +139,13 @@ def read(text: bytes | str, name: str = "") -> Document:
     the YAML parser. `name` is the file, for messages.
 
     Raise RegistrationError, with the line if it is known, if the document is too large, nested too deeply or not YAML, has a
-    repeated name, or uses YAML that is not supported: tags, a second document.
+    repeated name, or uses YAML that is not supported: a tag that YAML does not define, a second document.
     """
     if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_DOCUMENT_BYTES:
         raise errors.RegistrationError(
             "",
-            f"{name or 'the document'} is larger than {MAX_DOCUMENT_BYTES} bytes and was not read: split it into parts, "
-            "each with whole customers",
+            f"{name or 'the document'} is larger than {MAX_DOCUMENT_BYTES} bytes and was not read: shorten it, or split a "
+            "manifest into parts, each with whole customers",
         )
     loader, as_json = None, _json_value(text)
     if as_json is not None:

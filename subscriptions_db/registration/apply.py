@@ -70,9 +70,9 @@ def apply(
 ) -> Result:
     """Register the manifest in one transaction, with audit entries.
 
-    `dry_run` writes nothing, and returns the changes without new secrets. `prune` also deletes the other endpoints
-    and subscriptions of the manifest's customers. `known_types` are the event types that have a topic; the lint knows them
-    besides those of the catalogue. `strict` refuses manifests with lint warnings.
+    `dry_run` writes nothing, and returns the changes without new secrets. `prune` also deletes the other endpoints and
+    subscriptions of the manifest's customers and of its endpoints' owners. `known_types` are the event types with a topic; the
+    lint knows them besides those of the catalogue. `strict` refuses manifests with lint warnings.
 
     Raise RegistrationError if a check or a constraint refuses the manifest. Raise RegistryUnavailable if Postgres does not
     answer or another transaction changes the same rows. The session has no statement timeout afterwards.

@@ -24,8 +24,9 @@ def disable_active(
 ) -> list[str]:
     """Disable the given endpoints that have been active for at least `active_s` seconds, and return their ids.
 
-    Endpoints that have been active since an unknown time are disabled too. Others stay unchanged: failures from before
-    an endpoint was enabled must not disable it. So do endpoints that have another URL than `url_sha256`. Safe to repeat.
+    Endpoints that have been active since an unknown time are disabled too. All other endpoints stay unchanged, because failures
+    from before an endpoint was enabled must not disable it. An endpoint whose URL is not the one of `url_sha256` stays
+    unchanged too. Safe to repeat.
     """
     endpoints = list(attempted)
     asked = {

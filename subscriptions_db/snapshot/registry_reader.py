@@ -118,12 +118,12 @@ def read_candidates(
     event_type: str,
     tenant_id: TenantId | None,
 ) -> Snapshot:
-    """Return the subscriptions that match an event type, and whose scope includes the tenant or some of its sub-tenants.
+    """Return the subscriptions that match an event type, and whose scope lists the tenant, or a sub-tenant of it, as included.
 
-    `tenant_id` None: return the subscriptions to the events of all tenants instead. The snapshot also has the endpoints, and
-    the tenant if it is registered. With a tenant, the returned scopes contain only the part about this tenant. One statement
-    finds the ids of the subscriptions. For most pairs of tenant and event type, there are none. Otherwise a second read, at the
-    returned revision or a later one, reads the subscriptions and endpoints.
+    `tenant_id` None: return those to the events of all tenants instead (`Scope.everything`). The snapshot also has the
+    endpoints, and the tenant if it is registered. With a tenant, the returned scopes contain only the part about this tenant.
+    One statement finds the ids of the subscriptions. For most pairs of tenant and event type, there are none. Otherwise a
+    second read, at the returned revision or a later one, reads the subscriptions and endpoints.
     """
     asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
     statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")

@@ -60,7 +60,10 @@ def read(connection: connect.Connection, since: Revision | None) -> dict[str, An
 
 
 def whole(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.Guard) -> Snapshot:
-    """Return the registry of a document whose `since` is null. `ring` opens the sealed secrets."""
+    """Return the registry of a document whose `since` is null. `ring` opens the sealed secrets.
+
+    An endpoint that `address_guard` refuses is quarantined: no lane sends to it.
+    """
     return Snapshot(
         revision=Revision(document["revision"]),
         tenants=dict(builder.tenants(document["tenants"])),

@@ -45,7 +45,7 @@ class Unavailable(Exception):
 
 
 class Conflict(Exception):
-    """The Lease was not written, because somebody else has written or created it since this driver read it."""
+    """The Lease was not written, because somebody else has written or created it since this process read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,6 @@ def _lock(folder: Path, lane: str) -> None:
 
 def _unwritable(path: Path, exc: OSError) -> errors.SettingsError:
     return errors.SettingsError(
-        f"{path} cannot be written ({exc.strerror}), so nothing was started: set spark.checkpoint to another folder, or make "
-        "this one writable"
+        f"{path} cannot be written ({exc.strerror}), so nothing was started or changed: set spark.checkpoint to another "
+        "folder, or make this one writable"
     )

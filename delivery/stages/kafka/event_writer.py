@@ -1,4 +1,4 @@
-"""Write each event of a batch record, one Kafka record with many events, to its topic as a record of its own.
+"""Write the events of a batch record (one Kafka record with many events) to its topic, each as a record of its own.
 
 The writer waits until Kafka has confirmed or refused each event.
 
@@ -120,8 +120,8 @@ def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents,
     """Write the events of batch records. Return each batch record in `batch_records`, or its rejection in `rejections`.
 
     A batch record is rejected if it cannot be split, or if Kafka refuses one of its events for good. Kafka may then have other
-    events of the batch. `group_bytes` bounds the bytes of the records that are held and written at once (GROUP_BYTES). Raise
-    KafkaUnavailable as WriteEvents does.
+    events of the batch. `group_bytes` bounds the bytes of the records that are held and written at once. A larger batch record
+    is written alone. Raise KafkaUnavailable as WriteEvents does.
     """
     results = Results()
     for chunk in chunking.chunks(batches, _size, group_bytes):

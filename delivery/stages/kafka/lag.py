@@ -1,7 +1,8 @@
 """Measure the lag of each lane: the records in Kafka that no committed micro-batch has handled.
 
-Runs on the driver and in `fanout archive`. For each lane, a thread of its own asks Kafka for the ends of the partitions.
-Spark's own figures change only with the commit of a micro-batch, so they stand still when a lane hangs.
+Runs on the driver, and in `fanout archive` for the archive's lag: the records that are not archived yet. For each lane, and
+for the archive, a thread of its own asks Kafka for the ends of the partitions. Spark's own figures change only with the commit
+of a micro-batch, so they stand still when a lane hangs.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class SuppressedEndpoints:
     def set_failing(self, endpoints: frozenset[EndpointId]) -> None:
         """Replace the set of endpoints that the retry lane suppresses.
 
-        The retry lane calls this after each micro-batch that has input partitions: only then its shards report.
+        The retry lane calls this after each micro-batch that has input partitions: only then do the lane's shards report.
         """
         self._failing = endpoints
 

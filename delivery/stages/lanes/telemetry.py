@@ -35,7 +35,10 @@ class WorkerReport(NamedTuple):
 
 
 class Telemetry:
-    """Collect the counters of one lane's tasks, and add them to the metrics. The tasks count by calling `observer`."""
+    """Collect the counters of one lane's tasks, and add them to the metrics.
+
+    The tasks count by calling `observer`. The real-time lane's tasks do not: their reports come to `add`.
+    """
 
     def __init__(self, context: SparkContext, lane: str, config: settings.LogsSettings) -> None:
         self._lane = lane

@@ -102,8 +102,8 @@ def build(
         if config.source.realtime_pattern and "direct" in names:
             log.warning(
                 "endpoints in direct mode get no events of the topics of source.realtime_pattern from this application: lane "
-                "direct leaves them out, and lane realtime does not run here. Unless it runs in another application, the "
-                "events wait in Kafka. Run it, name it in --lanes (drivers.NAME.lanes of the chart), or remove the pattern"
+                "direct leaves them out, and lane realtime does not run here. Unless it runs in another application, these "
+                "events wait in Kafka. Name realtime in --lanes here or there (chart: drivers.NAME.lanes), or drop the pattern"
             )
         return {}
     if not config.source.realtime_pattern:

@@ -1,6 +1,6 @@
 """Run one task of the real-time lane: write its results, report to the driver, and apply the driver's updates.
 
-Runs in the executors' Python workers. Must not import the settings. A slice holds the records of one second.
+Runs in the executors' Python workers. Must not import the settings. A slice holds the records of about one second.
 
     task's thread       Arrow batches ─► lane
     writer's thread     lane ─► rows ─► Kafka; at the end of a slice: its offset receipts ─► Kafka

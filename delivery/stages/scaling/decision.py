@@ -129,7 +129,7 @@ def decide(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
-    """The numbers of executors that one lane needs, before the bounds of the policy."""
+    """The numbers of executors that one lane needs, before the bounds of the policy, and the time to drain the lane's lag."""
 
     drain_s: float
     """Seconds until the registered executors have drained the lane's lag."""

@@ -66,7 +66,10 @@ class Shuffles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """Functions that give the lanes the number of executors, tasks and workers. Without scaling the numbers are constant."""
+    """Functions that give the lanes the number of executors, tasks and workers, and `shuffles`, the guard of shuffled rows.
+
+    Without scaling the numbers are constant.
+    """
 
     now: Callable[[], Size]
     """Returns the size for which a lane makes its next plan."""

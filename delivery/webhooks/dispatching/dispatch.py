@@ -38,7 +38,9 @@ class DispatchSender(Protocol):
 
 
 class Dispatcher(Generic[Sent]):
-    """Attempt the deliveries of one Spark task or slice until each has its outcome. Used once; not thread-safe.
+    """Attempt the deliveries of one Spark task, or of one slice (a second) of the real-time lane, until each has its outcome.
+
+    Used once; not thread-safe.
 
     `clock` and `endpoint_time` are monotonic, in seconds. Rates and circuit breakers read `clock`. Response times and timeouts
     read `endpoint_time` (scheduling.endpoint_clock). `memory` keeps the state of endpoints between tasks. Guarantee: each

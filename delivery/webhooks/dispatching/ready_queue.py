@@ -1,4 +1,7 @@
-"""Keep the endpoint queues of a task or slice that are in line for a slot, and decide whether their next request may begin."""
+"""Keep the endpoint queues of a task or slice that are in line for a slot, and decide whether their next request may begin.
+
+A slot is room for one request in flight. A slice is the records of about one second in a task of the real-time lane.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decide the next step of a delivery after an attempt in a fast lane: the direct, the batch or the real-time lane.
 
-A quick retry is a retry within seconds, in the same lane. Pure, except for the jitter of a quick retry's wait.
+A quick retry is a retry within seconds, usually in the same lane. Pure, except for the jitter of a quick retry's wait.
 """
 
 from __future__ import annotations

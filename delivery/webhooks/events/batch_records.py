@@ -1,4 +1,4 @@
-"""Take a batch record apart: a Kafka record with a JSON array of CloudEvents becomes a record for each event. Pure.
+"""Split a batch record: a Kafka record with a JSON array of CloudEvents becomes a record for each event. Pure.
 
 `refuse` runs wherever records are parsed, `event_records` in the executors. CloudEvents defines no batch for Kafka, so the
 record has the content type of the HTTP binding. Each event keeps its bytes and is not checked here. The platform later reads

@@ -1,8 +1,7 @@
 """Read a Kafka record as an event: CloudEvents binary, CloudEvents structured, or plain JSON mapped by settings.
 
 Runs in the executors, where each fast lane (direct, batch, real-time) parses a record once. Also runs in the archive, in the
-API, and in the commands that publish, explain or check events. The payload keeps its bytes. The payload of a CloudEvent may be
-opaque: not JSON.
+API, and in `fanout` commands. The payload keeps its bytes. The payload of a CloudEvent may be opaque: not JSON.
 
 Source: CloudEvents 1.0.2, "Kafka Protocol Binding" (sections 3.1 to 3.3) and "JSON Event Format" (section 3.1).
 """
@@ -43,7 +42,7 @@ HEADER_OVERHEAD_BYTES = 24
 class Layout:
     """The places of the attributes of an event in plain JSON, and settings by which all records are read and rejected.
 
-    A path is a tuple of keys from the top. The fields after the paths are the settings: for times, ids, sizes and topics.
+    A path is a tuple of keys from the top. The later fields are the settings: for times, ids, batches, sizes and topics.
     """
 
     id_path: tuple[str, ...] = ("id",)

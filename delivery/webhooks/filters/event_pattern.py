@@ -212,7 +212,10 @@ def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
 
 
 def flattened(array: list[Any]) -> Iterator[Any]:
-    """Yield the elements of an array and of all arrays in it, in any order. Without recursion, as events may nest deeply."""
+    """Yield the elements of an array and of all arrays in it, in any order.
+
+    Without recursion, because events may nest deeply.
+    """
     pending = list(array)
     while pending:
         element = pending.pop()

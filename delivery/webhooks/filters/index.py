@@ -3,8 +3,8 @@
 Runs wherever events are matched with subscriptions. Pure. A document has an event's attributes, and its payload below `data`.
 
 The filter `{"status": ["paid", "sent"]}` matches no document with another status. So the index has the filter under two keys,
-and each value of a document is looked up. The cost depends on the document, not on the number of filters. A key has a path in
-the document, and is one of
+and each value of a document is looked up. The cost depends on the document and on the number of candidates, and hardly on the
+number of filters. A key has a path in the document, and is one of
 
 * a text, its start or its end, with or without regard to case;
 * a number, a boolean or null;
@@ -109,7 +109,7 @@ class _Present(NamedTuple):
 _Key: TypeAlias = _Part | _Literal | _InRange | _Present
 _Conditions: TypeAlias = "list[list[_Key | _Conditions]]"
 """Conditions of a pattern, each a list of alternatives. A document that matches fulfils at least one alternative of each
-condition. An alternative is a key, or the conditions of a branch of `$or`."""
+condition. An alternative is a key, or the conditions of a branch of `$or`, or of a wildcard: its start and its end."""
 
 
 def _conditions(pattern: Mapping[str, Any], path: Path) -> _Conditions:
@@ -207,7 +207,7 @@ def _lightest(conditions: _Conditions, weigh: Callable[[_Key], float]) -> tuple[
 def _together(alternatives: list[_Key | _Conditions], weigh: Callable[[_Key], float]) -> tuple[float, list[_Key]]:
     """Return the sum of the weights, and the keys, of the alternatives of one condition.
 
-    A branch of `$or` has the weight and the keys of its lightest condition.
+    A branch of `$or`, or a wildcard, has the weight and the keys of its lightest condition.
     """
     total, keys = 0.0, []
     for alternative in alternatives:

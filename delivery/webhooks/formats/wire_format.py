@@ -65,7 +65,7 @@ def message_indexes(body: bytes) -> tuple[tuple[int, ...], bytes]:
     if not 0 <= count <= len(body):  # each index has at least one byte
         raise errors.EventRejected(
             "bad_frame",
-            f"the value announces {count} message indexes, and its other {len(body) - position} bytes are too few: {_CURE}",
+            f"the value announces {count} message indexes, which its other {len(body) - position} bytes cannot hold: {_CURE}",
         )
     indexes = []
     for _ in range(count):

@@ -7,6 +7,7 @@ Endpoints with the same context may share connections, so different settings nev
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
@@ -21,6 +22,8 @@ MAX_CONTEXTS = 4096
 MAX_PEM_BYTES = 48 * 1024
 """Most bytes of a PEM text. A chain of ten certificates takes about 20 KiB. The bound is below the capacity of a pipe, 64 KiB
 (`_piped`)."""
+_SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of a process without free file descriptors or memory. They say nothing about a certificate."""
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
 
@@ -28,6 +31,7 @@ _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 def context(settings: Tls | None) -> ssl.SSLContext:
     """Return the context for an endpoint's TLS settings; raise TargetRefused if they are invalid.
 
+    Raise OSError if this process lacks file descriptors or memory.
     `settings` None: trust the system's authorities, and show no client certificate. Equal settings get the same object while it
     is cached. aiohttp and ConnectionPool compare connections by this object. So a connection is used only with equal settings.
     """
@@ -74,7 +78,9 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
                 os.close(key)
         finally:
             os.close(certificate)
-    except (OSError, ValueError):  # ssl.SSLError is an OSError
+    except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+        if isinstance(exc, OSError) and not isinstance(exc, ssl.SSLError) and exc.errno in _SCARCE:
+            raise
         problem = (
             "the client certificate cannot be used: certificate and key must be PEM and belong together, and the key must not "
             "be encrypted"

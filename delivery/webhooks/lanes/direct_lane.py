@@ -95,7 +95,10 @@ class DirectLane:
         return Results(outcomes=self._dispatcher.drain())
 
     async def finish(self) -> Results:
-        """Wait until each delivery has its outcome; return the remaining results, all offset receipts and the task's totals."""
+        """Wait until each delivery has its outcome; return the remaining results and the task's totals.
+
+        The results include all offset receipts: records of the offsets that the task has handled.
+        """
         await self._dispatcher.finish()
         return final_results(
             self._dispatcher,

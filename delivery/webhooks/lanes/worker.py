@@ -99,8 +99,9 @@ class Worker:
     ) -> realtime_lane.RealtimeSlices:
         """Return a real-time lane for a long task.
 
-        `registry` is called in the event loop each time a slice begins. `suppressed` is read in the loop for each delivery, and
-        may be changed there. Deliveries in `ended` were completed by an earlier run of the query, and are left out.
+        A slice is the records of about one second. `registry` is called in the event loop when a slice begins. `suppressed` is
+        read in the loop for each delivery, and may be changed there. Deliveries in `ended` were completed by an earlier run of
+        the query, and are left out.
         `next_offsets` has, by topic and partition, the offset at which the task begins to read, where it is known.
         """
 
@@ -117,9 +118,9 @@ class Worker:
     def collect(
         self, batches: Iterable[Iterable[Record]], source: registries.RegistrySource, *, shards: int, immediate_flush_s: float
     ) -> Iterator[batch_collect.Collected]:
-        """Collect the records of a task of the batch lane into segments, by the registry in `source`.
+        """Collect the records of a task of the batch lane into segments, each for one shard, by the registry in `source`.
 
-        Yield the segments, with the skips and rejections. The last Collected also has the offset receipts.
+        Yield the segments, with the skips and rejections. The last Collected also has the offset receipts: the handled offsets.
 
         `shards` is the number of the lane's shards. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` are
         sent without a wait.
@@ -156,8 +157,9 @@ class Worker:
     def mark_orphaned(self) -> None:
         """Record that the JVM of this worker is gone. Called in the task's thread, by the handler of a signal.
 
-        A delivering task of a fast lane then begins no further attempt, waits at most `lane_driver.DRAIN_S` for its attempts
-        in flight, and fails. A task of the retry lane begins no further attempt, and reports its other entries as requeued.
+        A delivering task of the direct, batch or real-time lane then begins no further attempt, waits at most
+        `lane_driver.DRAIN_S` for its attempts in flight, and fails. A task of the retry lane begins no further attempt, and
+        reports its other entries as requeued.
         """
         self._is_orphan = True
         self._thread.call_soon(self._retry.stop)
@@ -171,8 +173,10 @@ class Worker:
     ) -> Iterator[retry_lane.LeaseResults]:
         """Attempt the entries of leases that shards of the retry lane have given out; yield the results.
 
-        Called in the task's thread, by one task at a time. Attempts that take longer than `settle_s` continue after the task. A
-        later call, or `drain_leases`, returns their results. If the task fails, unwritten results are lost: the leases expire.
+        Called in the task's thread, by one task at a time. Leases and deliveries in `ended` were completed by an earlier run of
+        the micro-batch, and are left out. Attempts that are in flight `settle_s` after the last lease began continue after the
+        task. A later call, or `drain_leases`, returns their results. If the task fails, unwritten results are lost: the leases
+        expire.
         """
         registry = self._thread.call(lambda: self._state.registry_from(source))
         yield from self._leases.results(leases, registry, settle_s, ended)

@@ -14,7 +14,7 @@ from delivery.webhooks.scheduling import limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All settings of a worker process. Only `formats` holds a secret, a password. No repr shows the password."""
+    """Settings by which a worker process parses and delivers. Only `formats` holds a secret, a password; no repr shows it."""
 
     topics: topic_rows.Topics
     guard: guard.Guard = field(default_factory=guard.Guard)

@@ -156,8 +156,8 @@ class LeaseInFlight:
     def prepare(self, place: int) -> Prepared | None:
         """Return the entry at `place`, ready to be sent. None: the entry ends without an attempt, and its end is recorded.
 
-        1. No event of the entry is to be sent any more. Since the triage, each event's subscription was paused, quarantined or
-           deleted, or its tenant was deleted. All events are skipped.
+        1. No event of the entry is to be sent any more. For each event, the subscription is paused, quarantined or deleted now,
+           or the tenant is deleted. All events are skipped.
         2. The body cannot be built: the events to send become dead letters, and the other events are skipped.
 
         Raise msgspec.MsgspecError or UnicodeDecodeError if an event of the entry is unreadable.
@@ -223,10 +223,10 @@ class LeaseInFlight:
             self.stop()
 
     def _end(self, place: int, parts: lease_triage.Parts, now_ms: int) -> bool:
-        """End an entry without an attempt: skip its events, or record their dead letter. Return False if it was requeued.
+        """End an entry without an attempt: skip the events in `parts`, or record their dead letter.
 
-        An unreadable entry is requeued with a wait of DEFER_FAULTY_S, and none of its outcomes is recorded. If the lease is
-        given up, the entry ends instead, and the events of its unreadable parts go to the rejected topic.
+        An unreadable entry is requeued with a wait of DEFER_FAULTY_S, and none of its outcomes is recorded: return False. If
+        the lease is given up, the entry ends instead, and the events of its unreadable parts go to the rejected topic.
         """
         entry, lease = self.message.entries[place], self.message
         outcomes: list[Outcome[Any]] = []

@@ -167,7 +167,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return opaque.as_bytes(base64.b64decode(self.payload_base64, validate=True), self.payload_kind)
 
     def event(self) -> Event:
-        """Return the event that the endpoint did not get. Its `content`, the parsed payload, and `record.value` are None.
+        """Return the event that the endpoint did not get. Its `content` (the parsed payload) and `record.value` are None.
 
         Raise ValueError if the payload is not base64, or a header's base64 has a wrong length. Then another program
         wrote the record.

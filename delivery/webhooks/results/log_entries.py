@@ -29,7 +29,7 @@ class DeliveryEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     """Fields of every entry about a single delivery."""
 
     webhook_id: str
-    """The `webhook-id` of each request for the delivery."""
+    """The `webhook-id` that the event has when it is sent alone."""
     event_id: str
     """The event's id. If its producer gave none: `topic:partition:offset`."""
     event_type: str

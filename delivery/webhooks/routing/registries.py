@@ -102,7 +102,7 @@ class RefreshedSource(RegistrySource, Protocol):
 class WholeRegistry:
     """The whole registry in memory: the snapshot `base`, updated with later changes.
 
-    `base_id` names the broadcast of `base`.
+    `base_id` identifies `base`. Empty: the registry is never updated, as for replays.
     """
 
     def __init__(self, base_id: str, base: Snapshot) -> None:

@@ -6,8 +6,9 @@ or a 429. A healthy response is an acceptance (2xx), or a refusal in REFUSED.
     closed ── OPENS_AFTER failures in a row ─► open ── OPEN_S ─► half-open ── CLOSES_AFTER healthy responses in a row ─► closed
                                                 ▲─────────── one failure ───────┘
 
-After a failure, an endpoint gets one request at a time until its next healthy response. With several at a time, another request
-would follow each timeout before the breaker opens. The micro-batch would then wait for two timeouts.
+After a failure, an endpoint gets one request at a time until its next healthy response. In the half-open state it gets one at a
+time until the breaker closes. With several at a time, another request would follow each timeout before the breaker opens. The
+micro-batch would then wait for two timeouts.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def identity_of(event: Event | Packed) -> str:
 
 
 def content(event: Event, mode: ContentMode) -> Content:
-    """Return the content of a request for one event in a content mode, with the payload byte for byte.
+    """Return the content of a request for one event in a content mode. A JSON payload stays the same byte for byte.
 
     Raise ValueError in binary mode if a name of an attribute or the media type would not be a valid header.
     """

@@ -141,7 +141,10 @@ class Sender:
         known = self._targets.get(endpoint.endpoint_id)
         # The snapshot keeps the same object until the row changes, so comparing identities is enough, and cheap.
         if known is None or known.endpoint is not endpoint:
-            known = request.prepare(endpoint, self._guard)
+            try:
+                known = request.prepare(endpoint, self._guard)
+            except OSError as exc:  # reading the client certificate takes file descriptors
+                raise errors.LocalFailure(f"the client certificate could not be loaded: {exc.strerror}") from exc
             if len(self._targets) >= MAX_TARGETS:
                 del self._targets[next(iter(self._targets))]  # the oldest: tracking use would cost each attempt
             self._targets[endpoint.endpoint_id] = known

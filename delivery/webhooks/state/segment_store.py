@@ -186,7 +186,8 @@ class SegmentStore:
         """Take all slices out of the segments with these numbers. Return the owners that the segments name.
 
         The slices become new slices, in their places, so that they are written again. One segment after another is read, and
-        its removed items are not kept. So a merge holds two segments, and items of at most `MergeBounds.max_merged_size` bytes.
+        its removed items are not kept. So a merge has two segments in memory, and items of at most
+        `MergeBounds.max_merged_size` bytes.
         """
         merged = frozenset(numbers)
         owners: set[str] = set()

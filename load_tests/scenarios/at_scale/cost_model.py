@@ -38,10 +38,10 @@ class _Line(NamedTuple):
 
 
 def fitted(sizes: Sequence[MeasuredSize], full_per_s: float) -> dict[str, dict[str, float]]:
-    """Return for each process: idle cores, CPU µs of a delivery, the cores at full load, and the worst error of the line.
+    """Return for each process `idle_cores`, `us_per_delivery` (of CPU), `cores_at_full_load` and `worst_error`.
 
-    The worst error is the largest distance of a measured size from the line, as a share of the measured cores. `total` adds the
-    lines of the processes in PLATFORM. The idle cores are 0 if all sizes have the same deliveries a second.
+    `worst_error` is the largest distance of a measured size from the line, as a share of the measured cores. `total` adds the
+    lines of the processes in PLATFORM. `idle_cores` is 0 if all sizes have the same deliveries a second.
     """
     lines = {role: _line([size.per_s for size in sizes], [size.cores[role] for size in sizes]) for role in sizes[0].cores}
     found = {role: _described(line, sizes, [role], full_per_s) for role, line in lines.items()}
@@ -70,7 +70,10 @@ def _described(line: _Line, sizes: Sequence[MeasuredSize], roles: Sequence[str],
 
 
 def us_per_delivery(cores: Mapping[str, float], per_s: float) -> dict[str, float]:
-    """Return the CPU microseconds of one delivery by process, idle CPU included; empty if nothing was delivered."""
+    """Return the CPU microseconds of one delivery by process, idle CPU included; empty if nothing was delivered.
+
+    `total` adds those of the processes in PLATFORM.
+    """
     if not per_s:
         return {}
     costs = {role: round(used / per_s * 1e6, 1) for role, used in cores.items()}

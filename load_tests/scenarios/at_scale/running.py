@@ -1,8 +1,9 @@
 """Run a scenario on a platform of its own, and return its figures with the verdicts of its bounds.
 
 1. The registry and the topics are made, the job starts, and some events warm it up.
-2. The phases run one after another. A scenario with `capacity` instead tries a rate, its half, and so on. It stops when the
-   machine has carried enough of these rates. The machine carries a rate if the backlog does not keep growing.
+2. The phases run one after another. A scenario with `capacity` instead tries a rate, its half, and so on. It stops after
+   enough carried rates, after the smallest rate, or when a backlog does not drain. The machine carries a rate if the backlog
+   does not keep growing.
 3. All events must arrive. Then the topics and the receiver are compared, event by event.
 """
 
@@ -125,7 +126,11 @@ def _sizes(runner: Runner, capacity: plan.Capacity) -> list[PhaseRun]:
 def _of_phases(
     scenario: plan.ScaleScenario, runner: Runner, runs: Sequence[PhaseRun], report: receiver.ReceiverReport
 ) -> dict[str, Any]:
-    """Return the figures of each run, the comparison of the phases or the cost model, and the series for the plots."""
+    """Return the figures of the runs, and `series` for the plots.
+
+    Without `capacity`, the figures are `phases`, each compared with the first, and `growth` of the last. With `capacity`, they
+    are those of `_of_sizes`.
+    """
     due, population, samples = runner.sent.due, runner.population, runner.sampler.samples
     ages = timeline.first_ages_ms(report, len(due))
     documents = {run.name: run.document(ages, due, population) for run in runs}
@@ -153,9 +158,9 @@ def _of_phases(
 def _compare(documents: dict[str, dict[str, Any]], runs: Sequence[PhaseRun], samples: Sequence[Sample]) -> None:
     """Add two figures to the document of each phase after the first.
 
-    `others_p99_ratio`: the p99 latency of the other endpoints, divided by that of the first phase. It is missing if that of the
-    first phase is 0. `recovered_s`: seconds from the beginning of the phase until the number of undelivered events stays at
-    most RECOVERED times its maximum in the first phase.
+    `others_p99_ratio`: the p99 latency of the endpoints of `ZipfPopulation.is_other`, divided by their p99 latency in the first
+    phase. If this divisor is 0, the figure is missing. `recovered_s`: seconds from the beginning of the phase until the number
+    of undelivered events stays at most RECOVERED times its maximum in the first phase.
     """
     first, *others = runs
     base = documents[first.name]
@@ -168,7 +173,11 @@ def _compare(documents: dict[str, dict[str, Any]], runs: Sequence[PhaseRun], sam
 
 
 def _of_sizes(scenario: plan.ScaleScenario, runs: Sequence[PhaseRun], documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of all tried shares, and the cost model by the carried shares."""
+    """Return `sizes`, the figures of all tried shares by name, and four figures of the carried shares.
+
+    These are `sizes_carried`, their number; `largest_share`, or 0 without one; `worst`, with the highest `direct_p99_ms`; and
+    `cost_model`.
+    """
     carried = [run for run in runs if run.is_carried]
     sizes = [cost_model.MeasuredSize(per_s=run.per_s, cores=run.cores) for run in carried]
     return {

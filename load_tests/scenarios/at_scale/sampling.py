@@ -43,7 +43,7 @@ class Sample:
         return self.published - self.delivered
 
     def document(self) -> dict[str, Any]:
-        """Return the sample as JSON values."""
+        """Return the sample as JSON values, with `undelivered` and without `revision`."""
         return {
             "at_s": round(self.at_s, 2),
             "published": self.published,

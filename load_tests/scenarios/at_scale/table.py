@@ -36,7 +36,7 @@ def _latency(phase: str, p50_ms: int, p99_ms: int) -> tuple[Bound, Bound]:
 
 
 def _published(*phases: str) -> tuple[Bound, ...]:
-    """Return the bounds on the published share of each phase. At a slower rate, the other bounds would prove nothing."""
+    """Return the bounds on the published share of each phase. Below the planned rate, the other bounds would prove nothing."""
     return tuple(Bound(figure=f"phases.{phase}.published_share", at_least=0.95) for phase in phases)
 
 
@@ -45,7 +45,10 @@ def _flat(group: str, roles: tuple[str, ...]) -> tuple[Bound, ...]:
 
 
 def _beside(before: str, during: str, others_p99_ratio: float) -> tuple[Bound, ...]:
-    """Return the bounds of a scenario that compares the phase `before`, undisturbed, with the phase `during`."""
+    """Return the bounds of a scenario that compares the phase `before`, undisturbed, with the phase `during`.
+
+    `others_p99_ratio` is the largest permitted value of the figure of this name (running.py).
+    """
     ratio = Bound(figure=f"phases.{during}.others_p99_ratio", at_most=others_p99_ratio)
     return (*ALWAYS, *_published(before, during), *_latency(during, 1_000, 2_000), ratio)
 

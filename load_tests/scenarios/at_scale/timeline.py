@@ -46,8 +46,9 @@ def latency(
 ) -> list[dict[str, float]]:
     """Return a row of latency percentiles, in ms, for each `bucket_s` seconds of publishing.
 
-    A row counts the events that arrived, at endpoints for which `is_counted` is True. Events before the first mark do not
-    count. Seconds without a counted event have no row.
+    `ages` and `due` have the age and the endpoint of each event, by the event's number. A row counts the events that arrived,
+    at endpoints for which `is_counted` is True. Events before the first mark do not count. Seconds without a counted event have
+    no row.
     """
     starts = [mark.number for mark in marks]
     buckets: dict[int, list[float]] = {}
@@ -101,6 +102,7 @@ def behind_s(samples: Sequence[Sample], changes: Sequence[Change]) -> dict[str, 
 def growth(samples: Sequence[Sample], latency_rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Return each figure's mean over the last quarter of the samples or rows, divided by its mean over the second quarter.
 
+    The figures are `memory_mb`, `files` and `threads` by process, and `latency_ms` by percentile (`p50`, `p99`).
     NaN: there are too few samples, or the mean of the second quarter is 0. The first quarter is left out, because caches fill
     and the JVM's heap grows to its size.
     """

@@ -1,6 +1,6 @@
 """Add the whole endpoint to each item of an answer that has the endpoint's id, if the request has `expand=endpoint`.
 
-Runs in the API. The endpoints are read with the rights of the API key, so a limited key sees no other endpoint here either.
+Runs in the API. The endpoints are read with the rights of the API key: a key that is limited to endpoints gets no others.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ TYPES = {
         "The scope of the API key or token, or the key's limit to endpoints, does not allow the request. Or an event is of a "
         "tenant for which the key may not publish.",
         "Use another key. GET /v1/openapi.json lists the scopes of each operation. The field errors names the refused events.",
-        problems.Refused(403, "a key with scope read_only does not allow this: use a key of another scope"),
+        problems.Refused(403, "scope read_only does not allow this: use a key or token of another scope"),
     ),
     "not_found": ProblemType(
         "The path or the resource does not exist, or publishing over HTTP is off. Resources of other customers, and those "

@@ -101,7 +101,8 @@ class Consumers(described.DescribedModel):
 def existing_consumer(call: Call) -> consumers.ConsumerState:
     """Return the consumer that the request's path names.
 
-    Raise Refused with 404 if it does not exist, and with 422 if `customer` is missing or is not the key's own.
+    Raise Refused with 404 if it does not exist. Raise it with 422 if an operator's key names no `customer`, or a customer's key
+    another.
     """
     for state in consumers.list_consumers(call.connection, customer_of(call), call.path["consumer_id"]):
         return state
@@ -127,7 +128,7 @@ def create(call: Call) -> Consumer:
     Raise RegistrationError for an invalid cursor, and for a customer that does not exist. Raise Refused:
 
     * 409: the name is taken.
-    * 422: the request names more than one place, or `customer` is missing or is not the key's own.
+    * 422: the request names more than one place, or an operator's key names no `customer`, or a customer's key another.
     * 422: the key is limited to endpoints, and `endpoint` is not one of them.
     * 429: the customer has the maximum of consumers. An operator's key may create more.
     """
@@ -181,7 +182,7 @@ def seek(call: Call) -> Consumer:
     Polls do not lease the other dead letters up to the place, not even those without an ack.
 
     Raise Refused with 404 if there is no such consumer. Raise it with 422 if the request does not name exactly one place, or if
-    `customer` is missing or is not the key's own. Raise RegistrationError for an invalid cursor.
+    an operator's key names no `customer`, or a customer's key another. Raise RegistrationError for an invalid cursor.
     """
     before, customer_id = existing_consumer(call), customer_of(call)
     after = _position(call, customer_id, call.body_as(SeekTarget))

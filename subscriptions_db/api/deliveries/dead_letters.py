@@ -158,7 +158,8 @@ def position(call: Call) -> int:
 def existing_letter(call: Call) -> ArchivedDeadLetter:
     """Return the dead letter that the request's path names, in any state.
 
-    Raise Refused with 404 if it does not exist, and with 422 if `customer` is missing or is not the key's own.
+    Raise Refused with 404 if it does not exist. Raise it with 422 if an operator's key names no `customer`, or a customer's key
+    another.
     """
     letter = archived_dead_letters.get(call.connection, customer_of(call), position(call))
     if letter is None:
@@ -180,7 +181,7 @@ def shown(letter: ArchivedDeadLetter, expanded: expansion.Expanded | None = None
 
 
 def list_(call: Call) -> DeadLetters | LongPoll:
-    """Return a page of the dead letters that were neither redriven nor discarded.
+    """Return a page of the waiting dead letters that match the request.
 
     Return a long poll instead if the request has `wait_s`, the page is empty, and its `has_more` is False.
     """
@@ -202,9 +203,9 @@ def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, tota
     """Return the cursors, `has_more` and the total of a page.
 
     `asked_cursor` is the cursor of the request. None: the page is the first. The page has all matches between the cursor and
-    the position `until`. With a `previous_cursor`, `until` is before the cursor, else after it. `has_further`: there may be
-    more matches beyond `until`. `has_more` is about later matches, so it is True with a `previous_cursor`. `total` None: the
-    request does not ask for the total.
+    the position `until`. If the cursor is a `previous_cursor`, `until` is before the cursor, else after it. `has_further`:
+    there may be more matches beyond `until`. `has_more` is about later matches, so it is True if the cursor is a
+    `previous_cursor`. `total` None: the request does not ask for the total.
     """
     place, is_backwards = archive_positions.letter_start(asked_cursor)
     if is_backwards:
@@ -223,7 +224,7 @@ def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, tota
 def _fitting(
     call: Call, page: archived_dead_letters.LetterPage, expand: str | None, *, is_backwards: bool
 ) -> tuple[list[DeadLetter], int, bool]:
-    """Return the dead letters of a page that fit into one answer, in order. Also return `until` and `has_more` of this part.
+    """Return the dead letters of a page that fit into one answer, in order, with `until` and `has_further` of `page_fields`.
 
     Expanded endpoints may make the page too large. Then only the dead letters nearest to the request's cursor are returned.
     """

@@ -92,7 +92,8 @@ def unpark(call: Call) -> UnparkedDeadLetters:
     * 404: there is no such consumer.
     * 409: nothing was unparked, because the consumer has leased the maximum of dead letters without an ack. Parked ones do
       not count.
-    * 422: the request does not name the dead letters in exactly one way, or `customer` is missing or is not the key's own.
+    * 422: the request does not name the dead letters in exactly one way.
+    * 422: an operator's key names no `customer`, or a customer's key another.
     """
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
     if wanted.letters is None and not wanted.everything:

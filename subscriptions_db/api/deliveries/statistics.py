@@ -130,9 +130,9 @@ def of_customer(call: Call) -> Statistics:
 
     Raise Refused:
 
-    * 403: the key is limited. Row-level security hides the sum over all endpoints, and the sum over the key's endpoints is not
-      stored.
-    * 422: the time range is not allowed, or `customer` is missing or is not the key's own.
+    * 403: the key is limited to endpoints. Row-level security hides the sum over all endpoints, and the sum over the key's
+      endpoints is not stored.
+    * 422: the time range is not allowed, an operator's key names no customer, or a customer's key names another customer.
     """
     if call.principal.endpoints is not None:
         raise problems.Refused(

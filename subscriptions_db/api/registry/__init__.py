@@ -2,5 +2,5 @@
 
 In: a checked call in a transaction. Out: an answer, a problem, a request that the event loop sends after the transaction, or a
 SnapshotRequest, which snapshot_feed.py answers. Runs in the API: handlers on worker threads, the sender of test events and of
-questions for permission on the event loop.
+requests for a receiver's permission on the event loop.
 """

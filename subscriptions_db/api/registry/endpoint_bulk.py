@@ -124,7 +124,8 @@ def change(call: Call) -> ChangedEndpoints:
     Raise Refused:
 
     * 403: a key of scope `write_only` asks for more than it may read (see `_require_shown`).
-    * 422: the request does not name the endpoints in exactly one way, or `customer` is missing or is not the key's own.
+    * 422: the request does not name the endpoints in exactly one way.
+    * 422: an operator's key names no customer, or a customer's key names another customer.
     * 422: the request has `rotation` with another action than `rotate_secret`, or a `previous_cursor`.
     """
     wanted = call.body_as(EndpointsToChange)

@@ -96,7 +96,7 @@ class Explanation(described.DescribedModel):
 
 
 class Explanations(described.DescribedModel):
-    """The verdicts of the first 100 subscriptions, sorted by id."""
+    """The verdicts of the subscriptions, at most 100, sorted by id, and what the catalogue says of the event."""
 
     items: list[Explanation]
     """The verdict of each subscription."""

@@ -1,9 +1,10 @@
 """Create, change, pause and delete subscriptions with their filters.
 
 Runs in the API. A customer may subscribe only to granted tenants (see subscriptions_db/api/registry/customers.py), and to its
-own operational events. The operator may make a subscription beyond the customer's grants. The customer may pause, resume and
-delete this subscription. A change by the customer is refused if the subscription would still have a tenant that is not
-granted: with another event type, for example, the customer would get other events of this tenant.
+own operational events. A key that is limited to endpoints may not subscribe to operational events. The operator may make a
+subscription beyond the customer's grants. The customer may pause, resume and delete this subscription. A change by the customer
+is refused if the subscription would still have a tenant that is not granted: with another event type, for example, the customer
+would get other events of this tenant.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def create(call: Call) -> schemas.RegisteredSubscription:
     Raise RegistrationError if the fields are refused, or with `strict` for a warning. Raise Refused:
 
     * 409: the id is taken.
-    * 422: the subscription is for tenants that are not granted to the customer, or names more than MAX_SCOPES in one field.
+    * 422: the subscription is for tenants to which the key may not subscribe, or names more than MAX_SCOPES in one field.
     * 422: a customer's key chooses an id.
     * 429: the customer's quota of subscriptions is used up. An operator's key gets no 429.
     """
@@ -94,7 +95,7 @@ def update(call: Call) -> schemas.RegisteredSubscription:
 
     * 404: there is no such subscription.
     * 412: `If-Match` or `If-None-Match` does not hold.
-    * 422: the subscription would be for tenants that are not granted to the customer, or name more than MAX_SCOPES in one
+    * 422: the subscription would be for tenants to which the key may not subscribe, or name more than MAX_SCOPES in one
       field.
     * 422: `If-Match` or `If-None-Match` is malformed.
     """

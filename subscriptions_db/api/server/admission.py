@@ -199,7 +199,7 @@ class Admission:
             note(KeyRate((self._pace(principal.key_id),), self._clock, principal.expires_at))
             self.pace(principal.key_id, route.cost)
         if principal.scope not in route.scopes:
-            raise problems.Refused(403, f"a key with scope {principal.scope} does not allow this: use a key of another scope")
+            raise problems.Refused(403, f"scope {principal.scope} does not allow this: use a key or token of another scope")
         return principal
 
     async def admit_receiver(self, read_customer: Callable[[], Awaitable[str | None]]) -> Principal:

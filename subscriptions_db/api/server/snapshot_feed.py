@@ -1,7 +1,7 @@
 """Answer the readers of the registry, which are programs that follow it over HTTP, and let them wait for its next revision.
 
-Runs in the API, on its event loop. A waiting reader holds neither a connection nor a thread. While readers wait, one query each
-half second looks for a later revision. Changes are read once for all readers at the same revision.
+Runs in the API, on its event loop. A waiting reader holds neither a connection to Postgres nor a thread. While readers wait,
+one query each half second looks for a later revision. Changes are read once for all readers at the same revision.
 """
 
 from __future__ import annotations

@@ -103,9 +103,10 @@ class Store:
             return published_counts.add(connection, counts, today)
 
     def owner_of_question(self, endpoint_id: str, token_digest: bytes) -> str | None:
-        """Return the customer of an endpoint whose receiver was asked for permission; None if the question is not open.
+        """Return the customer of an endpoint whose receiver was asked for permission to deliver.
 
-        `token_digest` is the digest of the token in the question's callback URL.
+        None: the receiver's answer would give no permission (receiver_permission.open_question). `token_digest` is the digest
+        of the token in the callback URL at which the receiver answers.
         """
         with self._transaction(OPERATOR_ROLE) as connection:
             asked = receiver_permission.open_question(connection, endpoint_id, token_digest)

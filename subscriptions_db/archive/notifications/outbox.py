@@ -49,8 +49,8 @@ class OutboxEvent(NamedTuple):
 def record(connection: connect.Connection, signals: Sequence[Signal], policy: Policy) -> None:
     """Apply signals, in order, to the stored health of their endpoints, and store the operational events that follow.
 
-    If another customer has registered the id of a deleted endpoint, its health begins anew, and signals about the deleted
-    endpoint are ignored. Must run in a transaction.
+    If another customer has registered the id of a deleted endpoint, the new endpoint starts healthy, and signals about the
+    deleted endpoint are ignored. Must run in a transaction.
     """
     if not signals:
         return

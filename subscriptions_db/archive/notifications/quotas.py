@@ -40,7 +40,7 @@ class Quota(enum.StrEnum):
 
 
 class DefaultQuotas(NamedTuple):
-    """The quotas of subjects without their own (delivery.config.service_settings.ApiSettings)."""
+    """The quotas of customers and tenants without their own (delivery.config.service_settings.ApiSettings)."""
 
     endpoints: int
     subscriptions: int

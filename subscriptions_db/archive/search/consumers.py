@@ -142,7 +142,7 @@ def lease(
 ) -> PollResult:
     """Lease dead letters to a poller: at most `limit`, and as many as fit into an answer. The result is sorted by position.
 
-    The leases end after `lease_s` seconds, at most MAX_LEASE_S. Dead letters of the first kind come before those of the second:
+    The leases end after `lease_s` seconds, at most MAX_LEASE_S. Dead letters of the first kind have priority:
 
     1. Dead letters that were unparked, whose lease has expired, or whose wait after a nack is over. A dead letter that was
        leased `max_receives` times is parked instead; a call examines at most `max_parked` expired leases for that. The lease of

@@ -34,9 +34,10 @@ class RedriveRequest(NamedTuple):
 def claim_page(
     connection: connect.Connection, *, now: dt.datetime, max_bytes: int = MAX_BYTES
 ) -> Iterator[list[RedriveRequest]]:
-    """Lock and yield the oldest requests that no other process has locked, at most MAX_LETTERS and `max_bytes`.
+    """Lock and yield the oldest requests that no other process has locked, at most MAX_LETTERS.
 
-    The caller enqueues the dead letters in its `with` block. If the block ends without an error, they become `redriven`.
+    The yielded dead letters have at most `max_bytes` together, or are a single larger one. The caller enqueues the dead letters
+    in its `with` block. If the block ends without an error, they become `redriven`.
 
     After a crash before the commit, the next process enqueues the same dead letters again, with the same `webhook-id`s.
     """

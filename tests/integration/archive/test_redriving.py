@@ -90,3 +90,9 @@ def test_a_dead_letter_of_another_program_stops_no_redrive(connection, published
     assert redrive_all(connection, published) == ["e2"]
     assert states(connection) == ["redriven"] * 2
     assert "cannot be redriven" in caplog.text
+
+
+def test_a_page_without_a_redrivable_dead_letter_ends(connection, published):
+    put(connection, 0, "e1", 7, later=b"[" * 300 + b"]" * 300)
+    assert redrive_all(connection, published) == []
+    assert states(connection) == ["redriven"]

@@ -1,5 +1,6 @@
 """The TLS context of an endpoint: always verifying, one object per identity, the key never in a file."""
 
+import errno
 import gc
 import ssl
 from pathlib import Path
@@ -83,6 +84,17 @@ def test_a_chain_that_is_too_long_is_told_from_one_that_does_not_fit():
     for certificate, problem in ((CLIENT.pem * 1000, "at most 48 KiB each"), (CLIENT.pem, "belong together")):
         with pytest.raises(errors.TargetRefused, match=problem):
             tls.context(Tls(certificate=certificate, key=Secret(OTHER.key.encode())))
+
+
+def test_a_process_without_free_files_blames_no_certificate(monkeypatch):
+    """Regression: the attempt counted as the customer's wrong configuration."""
+
+    def full():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(tls.os, "pipe", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        tls.context(certificates.issue("of this test", issuer=certificates.authority()).client_tls())
 
 
 def test_the_systems_authorities_are_read_when_needed_or_at_once():

@@ -1,6 +1,7 @@
 """The sender signs each attempt anew, and returns its result as data."""
 
 import asyncio
+import errno
 
 import pytest
 
@@ -8,11 +9,11 @@ from delivery import errors
 from delivery.model import Outcome, OutcomeKind
 from delivery.registry_model import Auth, AuthKind, SigningKey
 from delivery.secret import Secret
-from delivery.webhooks.http import guard, transport
+from delivery.webhooks.http import guard, tls, transport
 from delivery.webhooks.policy import response_headers
 from delivery.webhooks.results import log_rows
 from delivery.webhooks.sending import sender
-from tests.support import builders, fakes
+from tests.support import builders, certificates, fakes
 
 
 def attempt(*script, number=1, endpoint=None):
@@ -69,6 +70,20 @@ def test_an_unforeseen_error_in_a_response_affects_one_endpoint_only(monkeypatch
 def test_an_invalid_endpoint_fails_by_configuration():
     made, transport, _ = attempt(200, endpoint=builders.endpoint(url="http://127.0.0.1/"))
     assert (made.error_class, transport.posted) == ("configuration", [])
+
+
+def test_a_client_certificate_that_needs_more_files_fails_by_this_machine(monkeypatch, caplog):
+    """Regression: the attempt counted as the customer's wrong configuration."""
+
+    def full():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(tls.os, "pipe", full)
+    client = certificates.issue("of this test", issuer=certificates.authority())  # so that no context of it is cached
+    made, transport, _ = attempt(200, endpoint=builders.endpoint(tls=client.client_tls()))
+    assert (made.error_class, transport.posted) == ("local", [])
+    assert made.detail == "the client certificate could not be loaded: Too many open files"
+    assert "unforeseen" not in caplog.text
 
 
 @pytest.mark.parametrize("keys", [(), (SigningKey(secret=builders.KEY.secret, expires_at_s=fakes.Clock().now),)])
