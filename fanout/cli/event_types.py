@@ -48,7 +48,7 @@ def try_(
     try:
         found = event_types.problems(wanted, orjson.loads(tried.data))
     except errors.RegistrationError as exc:
-        raise exc.within("--event") from None
+        raise errors.RegistrationError(exc.path, f"{exc.problem}. Nothing was tried").within("--event") from None
     if as_json:
         problems = [{"field": problem.path, "problem": problem.problem} for problem in found]
         commands.print_json({"event_type": tried.event_type, "keeps_to_schema": not found, "errors": problems})

@@ -104,10 +104,10 @@ def new_key() -> str:
 
 
 def toml(value: Any) -> str:
-    """Return `value` as TOML, in JSON's literals.
+    """Return `value`, which may be a table, as TOML: scalars and lists in JSON's literals.
 
-    `value` must have no null, no table inside of a table or list, and no character beyond U+FFFF. TOML writes these in another
-    way.
+    `value` must have no null, which TOML lacks. It must also have no table inside of a table or list, and no character beyond
+    U+FFFF: TOML writes these in another way.
     """
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{json.dumps(name)} = {json.dumps(entry)}" for name, entry in value.items()) + " }"

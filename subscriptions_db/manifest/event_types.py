@@ -148,7 +148,9 @@ def _require_plain(value: Any, max_depth: int) -> None:
             )
         if isinstance(part, int) and abs(part) > MAX_WHOLE_NUMBER:
             raise errors.RegistrationError(
-                "", "contains a whole number below -(2^63 - 1) or above 2^63 - 1: write the number as text"
+                "",
+                "contains a whole number below -(2^63 - 1) or above 2^63 - 1: write the number as text, or the bound of a "
+                "schema with an exponent, such as 1.8e+19",
             )
 
 

@@ -65,8 +65,8 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
         if stream.tell() != len(body):
             raise errors.EventRejected(
                 "undecodable",
-                f"by its Avro schema the value ends after {stream.tell()} of the {len(body)} bytes behind the frame: use an "
-                "Avro serializer of the schema registry",
+                f"by its Avro schema the value ends after {stream.tell()} of the {len(body)} bytes behind the frame, so it was "
+                "written by another schema than the frame names: use an Avro serializer of the schema registry",
             )
         return written
 

@@ -215,7 +215,10 @@ def _may_be_newer(entry: retry_messages.RetryEntry, view: RegistryView, now_ms: 
 
 
 def _wait_for_registry(entry: retry_messages.RetryEntry, now_ms: int) -> ToRequeue:
-    """Requeue an entry, to wait as long as it has waited since `entry.since_ms`: LOCAL_WAIT_S to MAX_BEHIND_S seconds."""
+    """Requeue an entry until this worker's registry is newer.
+
+    The entry's next wait is as long as the time since `entry.since_ms`, but at least LOCAL_WAIT_S and at most MAX_BEHIND_S.
+    """
     wait_s = min(max((now_ms - entry.since_ms) / 1000, backoff.LOCAL_WAIT_S), backoff.MAX_BEHIND_S)
     return ToRequeue(NextAttempt(now_ms + round(wait_s * 1000), entry.retries), retry_reasons.REGISTRY_BEHIND)
 

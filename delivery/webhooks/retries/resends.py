@@ -35,7 +35,7 @@ class DeliveryKey(NamedTuple):
 
 
 class Search:
-    """Search the entries of one shard for resent deliveries, during one decision.
+    """Find the waiting entries of deliveries that somebody asks to resend, in one shard and one micro-batch.
 
     The caller reads the entries, and stops when the search is exhausted: `max_bytes` or more bytes of entries are read.
     """

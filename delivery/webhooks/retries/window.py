@@ -20,7 +20,7 @@ INITIAL_WINDOW = 8
 """Requests that may be in flight to an endpoint of which the shard remembers no report."""
 RECOVERED_WINDOW = 64
 """Size of the window from which on an endpoint counts as recovered from a back-off. A smaller `max_lease_entries` counts
-instead. Until then the endpoint is suppressed."""
+instead. Until then the endpoint is suppressed while entries without an order key wait."""
 NEVER_MS = 2**62
 """A time that never comes, in ms since the epoch."""
 KNOWLEDGE_MS = 60_000
@@ -161,7 +161,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def suppressed_until_ms(self) -> int:
         """Return the time, in ms since the epoch, until which other lanes defer the endpoint's events to the retry lane.
 
-        A time in the past: the endpoint is not suppressed. NEVER_MS: it is suppressed until it has recovered from a back-off.
+        They do so only while entries without an order key wait there. A time in the past: the endpoint is not suppressed.
+        NEVER_MS: it is suppressed until it has recovered from a back-off, or until no such entry waits.
         """
         return self.backoff_until_ms if self.has_recovered else NEVER_MS
 

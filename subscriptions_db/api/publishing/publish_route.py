@@ -20,7 +20,7 @@ from subscriptions_db.manifest import mistakes
 
 
 class CloudEvent(described.DescribedModel):
-    """A CloudEvent (version 1.0) in JSON. Extension attributes beside these are delivered too."""
+    """A CloudEvent (version 1.0) in JSON. Further attributes (`subject`, `dataschema`, extensions) are delivered too."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 

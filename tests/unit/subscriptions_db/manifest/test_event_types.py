@@ -18,7 +18,7 @@ ORDER = {
     "properties": {"amount": {"$ref": "#/$defs/money"}, "lines": {"type": "array", "items": {"required": ["sku"]}}},
     "$defs": {"money": {"type": "number", "minimum": 0}},
 }
-TOO_LARGE = "contains a whole number below -(2^63 - 1) or above 2^63 - 1: write the number as text"
+TOO_LARGE = "contains a whole number below -(2^63 - 1) or above 2^63 - 1: write the number as text, or the bound of a"
 
 
 def nested(levels):
