@@ -34,8 +34,9 @@ AFTER_KILL = {"spark.master": "local[2,4]", "retry.max_probe_interval_s": "5"}
 
 With frequent probes, the platform soon notices that the hanging endpoint answers again.
 """
-QUIET_S = 15.0
-"""Seconds without an arrival after which missing events count as lost. The retry lane's first wait is 5 seconds."""
+QUIET_S = 30.0
+"""Seconds without an arrival after which missing events count as lost. A probe that began while the endpoint hung times out
+after 15 s, and the next probe follows after 5 s."""
 HANGING = traffic.HOT_ENDPOINT
 """Number of the endpoint that hangs in phase 4."""
 LOG_OF = {PLATFORM: "job.log", RIVAL: rival_process.LOG}
