@@ -38,7 +38,7 @@ class Record(NamedTuple):
     headers: tuple[tuple[str, bytes], ...] = ()
     key: bytes | None = None
     """The key. None: the record has no key, or the lane did not read the key. Only the direct and the real-time lane read keys,
-    and only if they take batch records apart."""
+    and only if they split batch records."""
 
 
 class Event(NamedTuple):

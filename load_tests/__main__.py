@@ -261,7 +261,7 @@ def mission(
     folder: Folder = None,
     replaced: Replaced = None,
 ) -> None:
-    """Run all lanes with hundreds of topics and thousands of endpoints: latency and cores at no load and at several paces."""
+    """Run lanes direct, batch and retry with hundreds of topics and thousands of endpoints: latency and cores at each pace."""
     scenario = mission_scenario.MissionScenario(
         topics=topics, tenants=tenants, endpoints=endpoints, per_s=tuple(per_s or _MISSION.per_s), seconds=seconds
     )

@@ -1,4 +1,4 @@
-"""Choose the copy of PySpark that Python workers import. Runs in the executors, as their daemon starts."""
+"""Choose the copy of PySpark that Python workers import. Runs in the executors, when their daemon starts."""
 
 from __future__ import annotations
 

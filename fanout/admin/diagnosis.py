@@ -225,8 +225,8 @@ def _subscriptions(config: settings.Settings) -> str:
         warnings = "; ".join([*map(str, found[:SHOWN]), *more])
         raise errors.RegistrationError(
             "",
-            f"{len(found)} warnings, and the subscriptions stay in use as they are: {warnings}. Correct each subscription "
-            "that should match events with `fanout apply`, or register the tenants and event types that it names",
+            f"{len(found)} warnings, and the subscriptions stay in use as they are: {warnings}. With `fanout apply`, correct "
+            "each subscription that should match events, or register the tenants and event types that it names",
         )
     return "each can match events"
 

@@ -22,7 +22,7 @@ TIMES = ("duration_ms", "latency_ms")
 
 
 def of_endpoint(config: settings.Settings, endpoint_id: str, *, since: str, by: Granularity) -> FoundStatistics:
-    """Return the statistics of an endpoint from `since` until now, by hour or by day.
+    """Return the statistics of an endpoint by hour or by day, from the hour or day of `since` to the present one.
 
     `since` is a time ago, such as `24h`, or a moment, such as `2026-05-01T10:00Z`. Raise SettingsError if `since` is neither,
     is not in the past, or is further back than `by` permits. Raise RegistrationError if there is no such endpoint.

@@ -1,7 +1,7 @@
 """Execute replays: read event topics again, and enqueue the due deliveries of one endpoint for the retry lane, in chunks.
 
 Runs in `fanout archive`, between its writes: a step takes about STEP_S. Postgres records a chunk after Kafka has confirmed it.
-A process that dies in between repeats the chunk, with the same `webhook-id`s. A replay pauses while it has
+If the process dies in between, the chunk is repeated, with the same `webhook-id`s. A replay pauses while it has
 `archive.replay_max_pending` or more enqueued deliveries without an outcome. Such deliveries wait in the retry lane, where live
 events of the endpoint also need space.
 """

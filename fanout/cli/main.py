@@ -155,7 +155,7 @@ def run(
         ),
     ] = "",
 ) -> None:
-    """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C stop it between micro-batches."""
+    """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C stop it gracefully."""
     from delivery import job  # noqa: PLC0415  # importing pyspark takes a second, and other commands do not need it
     from fanout.jvm import libraries  # noqa: PLC0415
     from subscriptions_db.following.postgres_registry import PostgresRegistry  # noqa: PLC0415
@@ -188,7 +188,7 @@ def accept_loss(
         _print_json({"accepted": is_sure, "lost": found})
         return
     if not found:
-        console.print(f"The lanes {', '.join(names)} have lost no records, and nothing was changed.")
+        console.print(f"The lanes {', '.join(names)} have lost no records, so none was skipped.")
         return
     _print_table(found)
     console.print(

@@ -1,6 +1,7 @@
 """Define the commands `fanout replays …`: their names, options and output.
 
-Runs in `fanout` commands. Customers request replays over the API, and operators by a command. `fanout archive` executes them.
+Runs in `fanout` commands. Customers request replays over the API, operators also by these commands. `fanout archive` executes
+the replays.
 """
 
 from __future__ import annotations

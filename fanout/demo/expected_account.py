@@ -232,8 +232,8 @@ def _expected(
     """Yield the deliveries that are due in a lane, by the revision that the lane's receipts of handled offsets name.
 
     Events without a receipt of the lane are left out: the lane has not handled them.
-    A delivery that waits for its batch or its next attempt is sent by the registry at the time of sending. So a change of the
-    registry during the wait may cause a skip.
+    A delivery that waits for its batch or its next attempt is sent as the registry says at the time of sending. So a change of
+    the registry during the wait may cause a skip.
     """
     for placed_event in placed:
         event, offset = placed_event.event, placed_event.offset

@@ -1,6 +1,7 @@
 """Poll, compare, acknowledge and redrive dead letters over HTTP, as a customer does.
 
-Runs in `fanout` commands. This client uses only the API (docs/dead-letters.md) and API keys of the platform.
+Runs in `fanout` commands. A Client uses only the API (docs/dead-letters.md). The function `clients` writes its API key to
+Postgres.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class _Answer:
 
 
 def clients(config: settings.Settings, customer_id: str, port: int) -> tuple[Client, Client]:
-    """Return clients with new keys of a customer: one of scope customer_admin, and one of scope poller."""
+    """Create two API keys of a customer in Postgres, of the scopes customer_admin and poller; return a client for each."""
     with connect.connect(config.database) as connection:
         made = [keys.create(connection, customer_id=customer_id, scope=scope) for scope in (Scope.CUSTOMER_ADMIN, Scope.POLLER)]
     admin, poller = (Client(port=port, key=key.text) for key in made)

@@ -104,7 +104,11 @@ class Receiver:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        except errors.LocalStackError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,7 +120,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """Return the base URL. The receiver answers every path below it."""
+        """Return the base URL. The receiver takes POST requests for every path below it."""
         return f"http://{in_url(self._host)}:{self.port}"
 
     async def _open(self) -> None:

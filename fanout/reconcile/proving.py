@@ -127,8 +127,9 @@ class _Reading:
     def others(self) -> dict[str, bool]:
         """Read retry entries, rejected records, dead letters and events into the evidence.
 
-        Return three fields of Terms, by name, for the first three. A field is True if the topic certainly still has all records
-        since MARGIN_MS before the constructor's `since_ms`. With `since_ms` None: all records that were ever written.
+        Return `retries_complete`, `rejected_complete` and `letters_complete` of Terms, by name. Each is True if its topic
+        certainly still has all records since MARGIN_MS before the constructor's `since_ms`. With `since_ms` None: all records
+        that were ever written.
         """
         delivery = self._config.delivery
         adders: dict[str, tuple[str, topic_scanner.Consume]] = {

@@ -84,8 +84,8 @@ class Found:
 class DeadLetterReader:
     """Read dead letters, and the notes of earlier redrives.
 
-    All methods raise KafkaUnavailable if Kafka does not answer or refuses a request. `read` raises RecordUnreadable if `take`
-    cannot read a record.
+    All methods except `close` raise KafkaUnavailable if Kafka does not answer or refuses a request. `read` raises
+    RecordUnreadable if `take` cannot read a record.
     """
 
     def __init__(self, config: settings.Settings, console: rich.console.Console | None = None) -> None:
@@ -103,7 +103,7 @@ class DeadLetterReader:
             )
 
     def redriven(self, since_ms: int | None = None) -> Redriven:
-        """Return the redriven dead letters among those written since `since_ms`. `since_ms` None: among all dead letters.
+        """Return the redriven dead letters written since `since_ms`, and some older ones. `since_ms` None: all redriven ones.
 
         Reads the notes in the attempts and retries topics: a redrive writes a note about each dead letter that it enqueues.
         """

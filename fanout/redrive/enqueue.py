@@ -60,12 +60,12 @@ def _key_of(letter: DeadLetter) -> _EndpointKey:
 
 
 class Enqueuer:
-    """Write chosen dead letters to the retries topic as retry entries, with a note about each.
+    """Write chosen dead letters to the retries topic as retry entries, with notes that name these dead letters.
 
     Dead letters that were sent as one batch wait for each other, and share a request again. `chosen` are all dead letters that
     the caller will add. So the enqueuer knows when such a batch is complete. With `dry_run`, the enqueuer only counts.
 
-    Its methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Kafka may have earlier records then.
+    The methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Kafka may have earlier records then.
     """
 
     def __init__(self, config: settings.Settings, chosen: Iterable[redrive_plan.Newest], *, now_ms: int, dry_run: bool) -> None:

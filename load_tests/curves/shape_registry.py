@@ -44,7 +44,7 @@ class CurvePopulation:
         return [shape for shape in self.shapes for _ in range(shape.topics)]
 
     def types_of(self, number: int) -> range:
-        """Return the numbers of the event types of a shape."""
+        """Return the numbers of the event types of the shape at place `number` in `shapes`."""
         first = sum(shape.topics for shape in self.shapes[:number])
         return range(first, first + self.shapes[number].topics)
 

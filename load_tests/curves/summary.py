@@ -83,7 +83,7 @@ def _knee(points: Sequence[Mapping[str, Any]], value: float) -> dict[str, Any]:
 
 
 def broken(axes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a text for each point if the deliveries of its job were not exactly those that were due, or were not compared."""
+    """Return a text for each point whose job failed a check (`JobRun.checks`), or was interrupted before the checks."""
     return [text for name, axis in axes.items() for text in _broken(name, axis["points"])]
 
 

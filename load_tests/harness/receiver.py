@@ -45,7 +45,10 @@ _GZIP = 31
 
 @dataclass(slots=True, kw_only=True)
 class ReceiverReport:
-    """The arrivals: number, endpoint and age of each event, in the order of arrival. Each repeat of an event is an arrival."""
+    """The arrivals of events, and totals of the receiver.
+
+    `numbers`, `endpoints` and `ages_ms` have an item for each arrival, in order. Each repeat of an event is an arrival.
+    """
 
     numbers: array.array[int] = field(default_factory=lambda: array.array("l"))
     endpoints: array.array[int] = field(default_factory=lambda: array.array("l"))

@@ -53,10 +53,12 @@ def _letters(
     customer_ids: Sequence[str], count: int, rng: random.Random, now: dt.datetime
 ) -> Iterator[archived_rows.ArchivedRecord]:
     for number in range(count):
-        letter = {"event_id": f"event-{number}", "attempts": [{"attempt": 1, "status": 500, "response": "x" * DETAIL_BYTES}]}
+        endpoint_id = f"endpoint-{number % len(customer_ids)}"
+        attempt = {"attempt": 1, "status": 500, "response": "x" * DETAIL_BYTES}
+        letter = {"event_id": f"event-{number}", "endpoint_id": endpoint_id, "attempts": [attempt]}
         row = archived_rows.DeadLetterRow(
             customer_id=customer_ids[number % len(customer_ids)],
-            endpoint_id=f"endpoint-{number % len(customer_ids)}",
+            endpoint_id=endpoint_id,
             tenant_id="t0",
             event_type="load.0",
             reason="server_error",

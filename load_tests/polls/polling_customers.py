@@ -72,7 +72,7 @@ class Polls:
 
 @dataclass(slots=True, kw_only=True)
 class PollingReport:
-    """Results of the requests, by kind."""
+    """Results of the requests, by kind, and totals of the polling process."""
 
     latencies_ms: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
     """By kind: latencies of requests that were answered with 200, milliseconds."""
@@ -182,9 +182,10 @@ class _Pollers:
     async def _ask(
         self, kind: str, key: str, at: float, path: str, document: dict[str, Any] | None = None
     ) -> dict[str, Any] | None:
-        """Send a request that is due at `at`; return the body of a 200, and None for another answer or without an answer.
+        """Send a request now; return the body of a 200, and None for another answer or without an answer.
 
-        Without a document, it is a GET of `path`. A document is posted to the action `path` of the customer's consumer.
+        The latency counts from `at`, the request's due time. Without a document, the request is a GET of `path`. A document is
+        posted to the action `path` of the customer's consumer.
         """
         method, headers = "GET", {"authorization": f"Bearer {key}"}
         if document is not None:

@@ -1,6 +1,7 @@
 """Simulate days of load with spikes, and the platform's decision on the number of executors; compute costs and waiting times.
 
-The constants of this module are the measured costs for `load_tests.scaling.simulation`. The same seed gives the same figures.
+The costs for `load_tests.scaling.simulation` are constants of this module, measured except PLAN_S. The same seed gives the
+same figures.
 """
 
 from __future__ import annotations

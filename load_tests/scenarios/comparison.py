@@ -4,9 +4,9 @@ The plain consumer, called rival, is `load_tests.rivals.plain_consumer`. The two
 turn, one side runs. Each turn has its own Kafka, Postgres and receiver, and the same events by one seed. The phases of a turn:
 
 1. Full speed: the topics are filled before the start. CPU and wall time count from the end of the warm-up.
-2. Steady pace: events come one by one at a pace that both sides carry. The receiver measures the age of each event.
+2. Steady pace: events come one by one at a pace that both sides sustain. The receiver measures the age of each event.
 3. SIGKILL: the rival, or the platform's driver, is killed when half of a burst has arrived. Then the side starts again.
-4. A hanging endpoint: events come as in phase 2, while one endpoint of all takes requests and never answers.
+4. A hanging endpoint: events come as in phase 2, while one of the endpoints takes requests and never answers.
 
 The platform runs its direct lane. After the kill the retry lane runs too, because phase 4 has deliveries that must wait.
 """

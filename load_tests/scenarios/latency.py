@@ -134,9 +134,10 @@ def _cuts(report: receiver.ReceiverReport, numbers: range) -> dict[str, float]:
 def _boundaries(
     report: receiver.ReceiverReport, span: tuple[range, Sequence[float]], commits: Iterable[float]
 ) -> dict[str, Any]:
-    """Return in ms: `longest_ms`, the longest latency near each commit, and `without`, percentiles of all other events.
+    """Return latencies in ms: `longest_ms`, the longest near each commit, and `without`, percentiles of all other events.
 
-    A commit is that of a micro-batch, and near is within NEAR_S. `longest_ms` leaves out commits without an event nearby.
+    An event is near a commit if it was published at most NEAR_S seconds before or after the commit of a micro-batch.
+    `longest_ms` leaves out commits without such an event.
     """
     numbers, sent_at = span
     ages = {number: age for number, age in zip(report.numbers, report.ages_ms, strict=True) if number in numbers}

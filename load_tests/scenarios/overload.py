@@ -73,7 +73,7 @@ class OverloadScenario:
 
 
 class OverloadThroughput(NamedTuple):
-    """Throughput before and during the disturbance, in deliveries a second."""
+    """Throughput before and during the disturbance, in deliveries a second, and the time until it recovered."""
 
     before: float
     disturbed: float

@@ -91,7 +91,7 @@ class ManifestCustomer(parts.ManifestPart):
 
 
 class EndpointFields(parts.ManifestPart):
-    """The fields of an endpoint that can change later."""
+    """The fields of an endpoint that a manifest has, and that API requests can set and change."""
 
     url: str
     """The URL that takes deliveries."""

@@ -15,7 +15,7 @@ from subscriptions_db.manifest import mistakes
 
 
 class ManifestPart(described.DescribedModel):
-    """Base of the types of a manifest: refuses unknown fields, and quotes no input in errors."""
+    """Base of the types of a manifest and of some API requests: refuses unknown fields, and quotes no input in errors."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

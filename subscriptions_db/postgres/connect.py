@@ -161,7 +161,7 @@ def translated_errors() -> Iterator[None]:
 
     A cause whose text could contain the connection URL is dropped.
 
-    1. RegistrationError: a constraint refuses the data, or Postgres cannot store a value, such as a text with NUL.
+    1. RegistrationError: a constraint refuses the data, or Postgres refuses a value, such as a text with NUL.
     2. RegistryOutdated: a table does not exist.
     3. RegistryUnavailable: a conflicting transaction, a lock that another transaction holds, a standby server, or a missing
        right.
@@ -187,7 +187,7 @@ def translated_errors() -> Iterator[None]:
     except psycopg.DataError as exc:
         raise errors.RegistrationError(
             "",
-            f"a value cannot be stored ({_unquoted(_said(exc.diag.message_primary or str(exc)))}). The change was not written. "
+            f"Postgres refuses a value ({_unquoted(_said(exc.diag.message_primary or str(exc)))}), and nothing was written. "
             "Correct the value",
         ) from exc
     except psycopg.errors.UndefinedTable as exc:

@@ -22,6 +22,6 @@ def require_all_customers(connection: connect.Connection) -> None:
     if row is not None and row["are_hidden"]:
         raise errors.RegistryUnavailable(
             f"Postgres hides all customers from the login {row['login']}, because the login inherits from the role fanout_api. "
-            "Nothing was read or changed. Revoke fanout_api from the login, and give `fanout serve` a login of its own in "
-            "api.database_url (docs/operations.md)"
+            "No answer of Postgres to this login is used, and nothing was changed. Revoke fanout_api from the login, and give "
+            "`fanout serve` a login of its own in api.database_url (docs/operations.md)"
         )

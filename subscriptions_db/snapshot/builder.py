@@ -126,7 +126,7 @@ def routing_endpoint(row: dict[str, Any]) -> Endpoint:
 
 
 def _quarantined(row: dict[str, Any], fault: str) -> Endpoint:
-    """Return an endpoint to which the lanes send nothing until an operator repairs its row."""
+    """Return an endpoint to which the lanes send nothing until an operator repairs the `fault`, such as a missing key."""
     return replace(routing_endpoint(row), fault=fault)
 
 

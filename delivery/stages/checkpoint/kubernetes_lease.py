@@ -45,8 +45,9 @@ class LeaseClient(Protocol):
 class Holder:
     """Acquire, renew and release the Lease for this driver, which is named `identity`.
 
-    If this driver loses the Lease, the Holder calls `kill_workers` and ends this process. `kill_workers` ends every process
-    that delivers for this driver, at once. `kill_workers` must not wait. `retry_s` has the meaning of `election.RETRY_S`.
+    If this driver loses the Lease, the Holder calls `kill_workers` and ends this process. `kill_workers` kills the JVM
+    without waiting. Workers whose JVM is gone begin no request, and end by themselves. `retry_s` has the meaning of
+    `election.RETRY_S`.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Holder:
             except (cluster.Unavailable, errors.LeaseRefused) as exc:
                 self._note(str(exc))
             except cluster.Conflict:
-                self._note("another driver or a person changed it")
+                self._note("another driver or a person changed it: find out who, and stop it")
 
     def _note(self, problem: str) -> None:
         if problem != self._problem:

@@ -1,4 +1,4 @@
-"""Write the result rows of a task to their Kafka topics, from the worker process, while the task runs.
+"""Write result rows to Kafka from the worker process: of a task while the task runs, of background attempts when they end.
 
 Runs in the executors' Python workers. Must not import the settings. A worker that unpickles a sink imports this module, and
 pydantic would take 11 MB of the worker. Guarantee: at least once. A task succeeds only when Kafka has confirmed each of its
@@ -53,7 +53,7 @@ Client = tuple[tuple[str, str | int | float | bool], ...]
 
 
 class Writing(Protocol):
-    """The writer of one task's rows to Kafka."""
+    """The writer of the rows of one task, or of some background attempts, to Kafka."""
 
     def write(self, made: Iterable[TopicRow]) -> None:
         """Enqueue rows for their topics. Waits while the producer's queue is full.
@@ -80,7 +80,7 @@ class KafkaSink:
     """Configuration of librdkafka, with the password."""
 
     def __call__(self) -> Writing:
-        """Return a writer for one task. Called in the worker."""
+        """Return a new writer. Called in the worker, for a task or for the results of background attempts."""
         return _ToKafka(process_state.RESULT_PRODUCERS.get(self._producer, self.client))
 
     def _producer(self) -> confluent_kafka.Producer:
@@ -128,9 +128,10 @@ class _ToKafka:
             except Exception as exc:
                 process_state.RESULT_PRODUCERS.clear()  # a producer that has failed may not recover
                 raise errors.KafkaUnavailable(
-                    f"topic {row.topic} does not take a row of {len(row.value or b'')} bytes ({exc}), so the task fails and is "
-                    "tried again. If it keeps failing, the lane ends. Deliveries without a written result are repeated. If the "
-                    "row is too large, raise message.max.bytes in kafka.librdkafka_options. Otherwise check the brokers"
+                    f"topic {row.topic} does not take a row of {len(row.value or b'')} bytes ({exc}). A task with such a row "
+                    "fails and is tried again. If it keeps failing, the lane ends. Deliveries without a written result are "
+                    "repeated. If the row is too large, raise message.max.bytes in kafka.librdkafka_options. Otherwise check "
+                    "the brokers"
                 ) from exc
             else:
                 with self._lock:

@@ -101,7 +101,8 @@ def confirm_plan(reruns: recovery.Reruns, *, is_current: bool) -> bool:
 
     If False, record in `reruns` that nothing of the micro-batch was sent. The lane then restarts its query with a new plan, and
     the micro-batch runs again. A plan contains the number of executors: in the number of tasks, and in the limit of events.
-    Spark also assigns each shard's task to its last executor, and spreads the shards over new executors only with a new plan.
+    In a lane with state, Spark also runs each shard (a key of the state) on the executor that ran it last. Spark spreads the
+    shards over new executors only with a new plan.
     """
     if not is_current:
         reruns.mark_untouched()

@@ -48,7 +48,7 @@ class Network:
         return self._health.is_broken
 
     def record(self, seen: outage_detection.Reachability) -> None:
-        """Record which destinations responded in a micro-batch of any lane, and start, prolong or end the pause of all lanes.
+        """Record which destinations responded, by a report of any lane, and start, prolong or end the pause of all lanes.
 
         If most destinations responded, the pause of every lane ends at once.
         """

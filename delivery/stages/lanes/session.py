@@ -115,7 +115,7 @@ GONE = (Py4JNetworkError, ConnectionError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Libraries:
-    """Jars and the class archive for the JVM, beside Spark's own jars."""
+    """Jars for the JVM, beside Spark's own, and class archives for the JVM and for Spark's launcher."""
 
     connector: Sequence[Path] = ()
     """Jars of the Kafka connector and of LOCAL_FILES. They are on the driver's class path, because the class archive contains

@@ -138,6 +138,6 @@ def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping
         drain.drain_workers(spark, tools, config.delivery.stop_within_s)
     except Exception as failure:  # noqa: BLE001  # all lanes have ended well, and their stop must not become an error
         log.warning(
-            "background attempts in the workers could not be awaited. The job ends as asked, and the next start may repeat "
+            "attempts that still run in the workers could not be awaited. The job ends now, and the next start may repeat "
             "these attempts. There is nothing to do. The error was: %s", failure,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from delivery.webhooks.results.counters import Counters
 
 
 class WorkerReport(NamedTuple):
-    """Counters and endpoints that all workers reported: in one micro-batch, or in the real-time lane since the last report."""
+    """Values that all workers reported: in one micro-batch, or in the real-time lane since the last report."""
 
     counters: Counters
     gone: frozenset[AttemptedEndpoint]

@@ -24,7 +24,8 @@ def begin(
     """Return a watch for each of `lanes`, after starting the lag threads and the HTTP endpoints if the settings ask for them.
 
     Each watch reports its lane as paused while one of `reasons` returns a text. The watch shows the first such text to the
-    operator. Raise SettingsError if the HTTP port cannot be opened.
+    operator. Once `stop` is set, the lag threads end, and each watch shows the phase `stopping`, unless its lane has ended.
+    Raise SettingsError if the HTTP port cannot be opened.
     """
 
     def pause_reason() -> str | None:

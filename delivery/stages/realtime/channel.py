@@ -35,7 +35,7 @@ _LENGTH = struct.Struct(">I")
 class ChannelBroken(Exception):
     """The connection cannot be used further.
 
-    The peer is gone or too slow, its message is too large, or the message was not sealed for this connection.
+    The peer is gone or too slow, its message is too short or too large, or the message was not sealed for this connection.
     """
 
 

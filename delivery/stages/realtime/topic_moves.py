@@ -42,9 +42,9 @@ def merged(positions: Positions, come: Positions) -> Positions:
 def move_topics(spark: SparkSession, config: settings.Settings, names: Collection[str]) -> None:
     """Move the positions of the topics that `source.realtime_pattern` now assigns to the other lane.
 
-    `names` are the lanes of this job. Raise SettingsError if topics must move and this job runs only one of the two lanes. Also
-    raise it if they must move to a direct lane that has committed nothing, whose checkpoint can take no position. Raise
-    KafkaUnavailable if the progress of the real-time lane cannot be read, and LaneFailed if a checkpoint is damaged.
+    `names` are the lanes of this job. Raise SettingsError if topics must move and this job runs only one of the two lanes.
+    Raise SettingsError also if topics must move to a direct lane that has committed nothing: its checkpoint takes no position.
+    Raise KafkaUnavailable if the progress of the real-time lane cannot be read, and LaneFailed if a checkpoint is damaged.
     """
     if not {"direct", "realtime"} & set(names):
         return

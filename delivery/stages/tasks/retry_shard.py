@@ -48,7 +48,7 @@ def take_leases(
 
     `records` come from the retries topic, which `topic` names: postponed deliveries, reports of leases, and other messages for
     the shards. At most `parallelism` tasks read `records`. Each record goes to the shard of its endpoint, whose key is one of
-    `shard_keys`. The shard then decides by `policy`. No entry leaves early. The tasks add to `pending` the backlog of each
+    `shard_keys`. The shard then decides by `policy`. No entry is leased early. The tasks add to `pending` the backlog of each
     shard: the entries that still wait. The backlog's due time is `look_ahead_ms` late, because the driver wakes the lane that
     much earlier.
     """

@@ -73,7 +73,8 @@ class Decide(Protocol):
         """Decide on a shard by its index, the values that arrived for the shard, and the time of the micro-batch.
 
         `read` returns a segment of the shard by its number. `index` None: the shard is new. Raise StateUnreadable if this
-        version cannot read the index or a segment, and LookupError if `read` finds no segment.
+        version cannot read the index or a segment, and RecordUnreadable if it cannot read a value that arrived. Raise
+        LookupError if `read` finds no segment.
         """
 
 

@@ -145,12 +145,12 @@ class Task:
         self._writing.flush(LAST_FLUSH_S)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Write the results of ended leases, and wait until Kafka has confirmed all rows of the task; return no rows.
+        """Write the new results of leases, and wait until Kafka has confirmed all rows of the task; return no rows.
 
         Also count and log the results of background attempts that a thread has written since the last call in this process.
 
-        Raise KafkaUnavailable if a row could not be written. A task of any lane also writes the leases of the retry lane that
-        have ended in its process. Spark assigns its processes round robin, so in a quiet job one process may get no further
+        Raise KafkaUnavailable if a row could not be written. A task of any lane also writes the results of leases of the
+        retry lane from its process. Spark assigns its processes round robin, so in a quiet job one process may get no further
         task of the retry lane. A lease that is never reported expires, and its entries are leased again.
         """
         if (leases := self.worker.drain_leases()) is not None:

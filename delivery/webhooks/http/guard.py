@@ -105,7 +105,9 @@ class Guard:
         try:
             _networks(self.allow_networks)
         except ValueError as exc:
-            raise errors.SettingsError(f"setting delivery.allow_networks: {exc}; write networks such as 127.0.0.0/8") from None
+            raise errors.SettingsError(
+                f"setting delivery.allow_networks: {exc}, so nothing was started or changed: write networks such as 127.0.0.0/8"
+            ) from None
 
     def check_url(self, url: str) -> None:
         """Raise TargetRefused if `url` must not be the URL of an endpoint or of its token server.

@@ -144,9 +144,9 @@ class RetryLane:
     async def finish_task(self, wait_s: float) -> LeaseResults:
         """Wait at most `wait_s` for the leases that `start` got since the last call of `finish_task`.
 
-        Return all leases' results that no call has returned before. Leases that have not ended continue, and their other
-        results leave with a later call. The results include the destinations that responded, or were unreachable, since the
-        last call of `finish_task`.
+        Return all leases' results that no call has returned before. A lease that has not ended continues: its accepted
+        deliveries are returned now, and its other results by a later call. The results include the destinations that responded,
+        or were unreachable, since the last call of `finish_task`.
         """
         await self._book.wait(wait_s)
         self._book.finish_task()

@@ -60,7 +60,7 @@ class Worker:
         return self._state.revision
 
     def begin_task(self, driver_s: float | None, workers: int | None = None) -> None:
-        """Prepare for a task: freeze live objects (`gc_tuning`), and apply the parameters.
+        """Prepare for a task: freeze live objects, sometimes after a garbage collection (`gc_tuning`); apply the parameters.
 
         Called before any other method of the task. `driver_s` is the driver's time when it created the task, in seconds since
         the epoch. None: `now_s` is not corrected, because the task serves several micro-batches. `workers` is the number of

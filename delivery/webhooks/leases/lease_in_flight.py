@@ -247,7 +247,7 @@ class LeaseInFlight:
         The entry was given up and cannot have a dead letter. The rejected topic then has the only copy of the events.
         """
         log.error(
-            "a retry entry that was given up cannot be read, so these events get no dead letter. They go to the topic of "
+            "a retry entry that was given up cannot be read, so its events get no dead letter. They go to the topic of "
             "delivery.rejected_topic (reason unreadable), which then has their only copy: keep these records until the events "
             "are published again. Send this traceback to the maintainers of the platform",
             exc_info=fault,

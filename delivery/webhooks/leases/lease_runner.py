@@ -76,9 +76,9 @@ class LeaseRunner:
         """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
 
         Entries whose attempt cannot begin by `lease.until` stay in `lease.waiting`. So do all entries that still wait when the
-        lease is stopped: its endpoint was changed or has to be looked up again, or an attempt of an ordered lease failed.
-        If `stop` was called before, no entry is attempted. Otherwise each wait for a rate would end at once, and the lease
-        would busy-wait until its end.
+        lease is stopped, for example because its endpoint was changed, or because an attempt of an ordered lease failed.
+        If `stop` was called before, no entry is attempted: each wait for a rate would end at once, and the lease would
+        busy-wait until its end.
         """
         if self._stopping.is_set():
             return

@@ -81,7 +81,7 @@ class CompletedWorkLog(abc.ABC):
     """Collect the keys of the deliveries and leases that an interrupted micro-batch of one lane has completed.
 
     `add` is called with the records that came into the topics of `readers` since shortly before the micro-batch began. Other
-    lanes may have written some of these records.
+    lanes may have written some of these records. In the real-time lane, an interrupted query stands for the micro-batch.
     """
 
     def __init__(self, max_completed: int = MAX_COMPLETED) -> None:

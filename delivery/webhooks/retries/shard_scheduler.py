@@ -1,7 +1,7 @@
 """Decide which retry entries of a shard are leased now, and keep all entries until they end.
 
 Runs in the executors. Pure: values and `now_ms` in, a decision out. A shard is one key of Spark's state: the retry entries of a
-part of all endpoints. A lease is a list of entries that a worker attempts now.
+part of all endpoints. A lease is a list of entries that a worker attempts now, or ends because they are given up or skipped.
 
     arrival ─► timer wheel, until again_at_ms ─► FIFO ─► lease, one at a time ─► report, a message to this shard
                                                                                  ├─► the entry has ended

@@ -161,8 +161,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def suppressed_until_ms(self) -> int:
         """Return the time, in ms since the epoch, until which other lanes defer the endpoint's events to the retry lane.
 
-        They do so only while entries without an order key wait there. A time in the past: the endpoint is not suppressed.
-        NEVER_MS: it is suppressed until it has recovered from a back-off, or until no such entry waits.
+        Other lanes defer only while entries without an order key wait in the retry lane. A time in the past: the endpoint is
+        not suppressed. NEVER_MS: it is suppressed until it has recovered from a back-off, or until no such entry waits.
         """
         return self.backoff_until_ms if self.has_recovered else NEVER_MS
 

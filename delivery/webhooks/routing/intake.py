@@ -2,7 +2,7 @@
 
 Runs in the executors, in the worker's event loop, and in the archive for replays. The fast lanes are the direct, the batch and
 the real-time lane. Each lane reads every record of its topics, and serves the endpoints of one delivery mode. The offset
-receipts of a lane count all records that it read, but only the deliveries to these endpoints.
+receipts of a lane count all records that it has handled, but only the deliveries to these endpoints.
 """
 
 from __future__ import annotations

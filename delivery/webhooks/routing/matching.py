@@ -1,6 +1,6 @@
 """Find the subscriptions to which an event is due: by event type, tenant, sub-tenant, exclusions and filter.
 
-Runs in the executors, in the archive for replays, and in the API and the commands to explain a match.
+Runs in the executors, in the archive, in the API and in `fanout` commands.
 
 Subscriptions of one event type pattern are indexed on first use, by their scope: everything, a tenant or a sub-tenant. Matching
 an event then takes at most three look-ups in the index of each pattern, for any number of tenants. Where a look-up finds many

@@ -69,7 +69,7 @@ class Registry(Protocol):
     async def destination(
         self, endpoint_id: EndpointId, tenants: Collection[TenantId], *, read_again: bool = False
     ) -> Destination:
-        """Return the rows of an endpoint and its subscriptions, and those of `tenants` that are not registered.
+        """Return the rows of an endpoint and its subscriptions, and the ids in `tenants` that are not registered.
 
         May wait for Postgres.
 

@@ -50,7 +50,7 @@ class Snapshot:
 class SnapshotChanges:
     """The changes of the registry after `since`, up to `revision`: each changed row's new state, None for a deleted row.
 
-    A registry may have some or all of these changes before they are applied, because each row has its whole new state.
+    It is harmless to apply changes that a registry already has, because each row has its whole new state.
     """
 
     since: Revision

@@ -1,9 +1,9 @@
 """Count due events that have the source and id of an earlier event, and another payload.
 
 Runs in the executors, and in the archive for replays. Unless `source.reused_ids` is `told_apart`, both events have the same
-`webhook-id`, so a receiver ignores the second as a repeat. The memory is bounded, so the count is an estimate:
+`webhook-id`, so a receiver ignores the second as a repeat. The count is an estimate:
 
-1. The count misses events, because each lane of a worker has a memory of its own, which ends with the worker.
+1. The count misses events: each lane of a worker has a memory of its own, which is bounded and ends with the worker.
 2. The count has an event twice when a micro-batch runs again in the same worker, or when the producer repeats the event.
 
 `source.reused_ids` decides what happens to the second event:

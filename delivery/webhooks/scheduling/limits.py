@@ -30,7 +30,7 @@ ROUNDING_S = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one worker process, from the settings of the area `delivery`."""
+    """The limits from the settings of the area `delivery`, and the numbers of workers and dispatchers that share them."""
 
     max_in_flight: int = 256
     """Maximum of requests in flight to all endpoints together, from one dispatcher, or from the retry lane of one worker."""
@@ -64,7 +64,10 @@ class Limits:
         return max(1, endpoint.max_in_flight // (self.workers * self.slices))
 
     def in_flight_to_host(self) -> int:
-        """Return the maximum of connections, and of requests in flight, to one host from this worker; at least one."""
+        """Return the maximum of connections, and of requests in flight, to one host from this worker; at least one.
+
+        Has no meaning if `max_per_host` is 0.
+        """
         return max(1, self.max_per_host // self.workers)
 
     def rate_to_host(self) -> float:
@@ -72,7 +75,7 @@ class Limits:
         return self.max_per_second_per_host / self.workers
 
     def is_unlimited(self, host: str) -> bool:
-        """Return True if a host, in lower case, has no limits."""
+        """Return True if `unlimited_hosts` names a host, given in lower case. `max_per_host` is not considered."""
         return any(host == name or (name.startswith("*.") and host.endswith(name[1:])) for name in self.unlimited_hosts)
 
     def rate_to(self, endpoint: Endpoint) -> float | None:

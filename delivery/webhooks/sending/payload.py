@@ -38,7 +38,7 @@ class Content(NamedTuple):
 def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
     """Return the `webhook-id` of a delivery. A request for a batch has an id of its own (batch_payload.webhook_id).
 
-    Each request that sends only this delivery has this `webhook-id`, also after a crash and on a later redrive or replay.
+    Each request that sends the delivery outside a batch has this `webhook-id`, also after a crash, a redrive or a replay.
 
     The `webhook-id` is a digest of the event's identity (`identity_of`) and of the subscription. An event id would not do: it
     is producers' text and may contain any character. A `webhook-id` is in a header, and in front of a `.` in the signed

@@ -1,7 +1,7 @@
 """Sum up the backlog of a lane's shards for the driver.
 
 Runs in the executors and on the driver. A shard is one key of Spark's state. Each shard of the batch lane and of the retry lane
-reports its backlog in each micro-batch. The driver adds the reports: their sum is the whole backlog of the lane.
+reports its backlog in each micro-batch with input partitions. The driver adds the reports: their sum is the lane's backlog.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ def fitted(sizes: Sequence[MeasuredSize], full_per_s: float) -> dict[str, dict[s
     """Return for each process `idle_cores`, `us_per_delivery` (of CPU), `cores_at_full_load` and `worst_error`.
 
     `worst_error` is the largest distance of a measured size from the line, as a share of the measured cores. `total` adds the
-    lines of the processes in PLATFORM. `idle_cores` is 0 if all sizes have the same deliveries a second.
+    lines of the processes in PLATFORM. `idle_cores` is 0 if all sizes have the same deliveries a second. The full load is
+    `full_per_s` deliveries a second.
     """
     lines = {role: _line([size.per_s for size in sizes], [size.cores[role] for size in sizes]) for role in sizes[0].cores}
     found = {role: _described(line, sizes, [role], full_per_s) for role, line in lines.items()}

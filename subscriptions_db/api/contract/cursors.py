@@ -1,7 +1,7 @@
 """Encode and decode the cursors of lists as opaque text. Pure.
 
-Runs in the API. The cursor of the next page holds the id of a page's last row. So rows may be added and deleted while a client
-pages. The cursor of the previous page holds `<`, and then the text before which that page ends. No id begins with `<`.
+Runs in the API. The cursor of the next page holds the id after which that page begins. So rows may be added and deleted while a
+client pages. The cursor of the previous page holds `<`, and then the text before which that page ends. No id begins with `<`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START = Place("")
 
 
 def encode(last: str) -> str:
-    """Return the `next_cursor` of a page whose last row has the id `last`: the id in URL-safe base64, without padding."""
+    """Return the cursor of the page that begins after the id `last`: the id in URL-safe base64, without padding."""
     return base64.urlsafe_b64encode(last.encode()).decode().rstrip("=")
 
 

@@ -75,7 +75,7 @@ EndpointChanges = changes_of(
 )
 
 
-SearchText = Annotated[str, Field(min_length=1, max_length=200)]
+SearchText = Annotated[str, Field(min_length=1, max_length=200, pattern=mistakes.NO_NULL_PATTERN)]
 MetadataEntry = Annotated[str, Field(max_length=565, pattern=mistakes.METADATA_ENTRY_PATTERN)]
 
 

@@ -110,7 +110,7 @@ def existing_consumer(call: Call) -> consumers.ConsumerState:
 
 
 def list_(call: Call) -> Consumers:
-    """Return all consumers of a customer, with their counts."""
+    """Return a customer's consumers with their counts. A key limited to endpoints gets only the consumers of these."""
     return Consumers(
         items=shown(call.connection, customer_of(call), consumers.list_consumers(call.connection, customer_of(call)))
     )

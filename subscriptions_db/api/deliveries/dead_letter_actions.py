@@ -1,4 +1,4 @@
-"""Request the redrive of dead letters, or discard dead letters: one, or all that match.
+"""Request the redrive of dead letters, or discard dead letters: one by its id, or many by search criteria.
 
 Runs in the API, which only changes the state of the dead letters in the archive. For a redrive, `fanout archive` then enqueues
 the dead letters in the retry lane.
@@ -41,7 +41,7 @@ class DeadLettersToMark(DeadLetterTimeQuery):
 class MarkedLetter(described.DescribedModel):
     """The new state of a dead letter, without the payload.
 
-    The API stores the answer to a request with an `Idempotency-Key`, and would store the payload too.
+    The payload is left out, because the API stores the answer to a request with an `Idempotency-Key`.
     """
 
     id: str

@@ -5,7 +5,7 @@ Runs in the API. The job's own parser checks each event. The job rejects an even
 1. The tenant is not registered or not active. No check asks Postgres.
 2. `source.reused_ids` is `rejected`, and an event with the same source and id had another payload.
 
-Beside events that the request's API key may not publish, the API refuses two kinds of events that the job takes:
+Besides events that the request's API key may not publish, the API refuses two kinds of events that the job takes:
 
 1. An event without an id: its publisher could not repeat it.
 2. A payload that begins with a schema's id, in a topic that matches `schema_registry.topic_pattern`: no check asks the schema

@@ -49,7 +49,7 @@ class CloudEventBatch(pydantic.RootModel[Annotated[list[CloudEvent], Field(max_l
 
 
 class PlainEvents(pydantic.RootModel[dict[str, Any] | Annotated[list[dict[str, Any]], Field(max_length=bodies.MAX_EVENTS)]]):
-    """One plain JSON event, or an array of them. The settings `source.*_field` name the fields with id, type and tenant.
+    """One plain JSON event, or an array of them. The settings `source.*_field` name the event's fields, such as id and tenant.
 
     With `ce-` headers: the payload of a CloudEvent in binary mode.
     """

@@ -126,7 +126,7 @@ def change(call: Call) -> ChangedEndpoints:
     * 403: a key of scope `write_only` asks for more than it may read (see `_require_shown`).
     * 422: the request does not name the endpoints in exactly one way.
     * 422: an operator's key names no customer, or a customer's key names another customer.
-    * 422: the request has `rotation` with another action than `rotate_secret`, or a `previous_cursor`.
+    * 422: the request has `rotation` with another action than `rotate_secret`, or a list's `previous_cursor` as `cursor`.
     """
     wanted = call.body_as(EndpointsToChange)
     _require_one_way(wanted)
@@ -169,7 +169,7 @@ def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
     1. A rotation: nobody would see the new secrets.
     2. A search: the answer has the ids that match, and so shows URLs, descriptions, metadata and statuses.
     3. `everything: true`: the answer lists all ids.
-    4. A dry run: the answer shows statuses, and nobody notices the request.
+    4. A dry run: the answer shows statuses, and the request leaves no audit entry.
     """
     if call.principal.scope is not Scope.WRITE_ONLY:
         return
@@ -186,7 +186,7 @@ def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
 def _ids(call: Call, wanted: EndpointsToChange, customer_id: str) -> tuple[list[str], bool]:
     """Return the ids of the request's next endpoints, at most `limit`, in order; and True if more endpoints follow.
 
-    Raise Refused with 422 for a `previous_cursor`.
+    Raise Refused with 422 if `wanted.cursor` is the `previous_cursor` of a list.
     """
     place = cursors.place(wanted.cursor)
     if place.is_end:  # a `previous_cursor` of a list: the request would begin again at the first endpoint

@@ -47,7 +47,7 @@ def create(call: Call) -> schemas.CreatedEndpoint:
 
     * 403: the key is limited to endpoints.
     * 409: the id is taken.
-    * 422: an operator's key names no `customer`, or a customer's key another, or an id.
+    * 422: an operator's key names no `customer`, or a customer's key names another customer or an id.
     * 429: the customer's quota of endpoints is used up. An operator's key gets no 429.
     """
     require_may_create(call)

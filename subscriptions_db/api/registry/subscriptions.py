@@ -76,7 +76,8 @@ def create(call: Call) -> schemas.RegisteredSubscription:
     Raise RegistrationError if the fields are refused, or with `strict` for a warning. Raise Refused:
 
     * 409: the id is taken.
-    * 422: the subscription is for tenants to which the key may not subscribe, or names more than MAX_SCOPES in one field.
+    * 422: the subscription is for tenants to which the key may not subscribe, or has more than MAX_SCOPES entries in a scope
+      field.
     * 422: a customer's key chooses an id.
     * 429: the customer's quota of subscriptions is used up. An operator's key gets no 429.
     """
@@ -95,8 +96,8 @@ def update(call: Call) -> schemas.RegisteredSubscription:
 
     * 404: there is no such subscription.
     * 412: `If-Match` or `If-None-Match` does not hold.
-    * 422: the subscription would be for tenants to which the key may not subscribe, or name more than MAX_SCOPES in one
-      field.
+    * 422: the subscription would be for tenants to which the key may not subscribe, or have more than MAX_SCOPES entries in
+      a scope field.
     * 422: `If-Match` or `If-None-Match` is malformed.
     """
     before = crud.locked_row(call, "subscription", _id(call))
@@ -166,7 +167,7 @@ def _require_granted(call: Call, document: dict[str, Any]) -> None:
     if call.principal.endpoints is not None and PLATFORM in map(str, document.get("sub_tenants") or ()):
         # Operational events name every endpoint of the customer.
         raise problems.invalid(
-            ("sub_tenants", f"a key that is limited to endpoints cannot subscribe to {PLATFORM}: use a key without a limit")
+            ("sub_tenants", f"a key limited to endpoints cannot subscribe to tenant {PLATFORM}: use a key without a limit")
         )
     granted = customers.tenant_grants(call, [customer_id])[customer_id]
     if granted.everything:

@@ -148,11 +148,14 @@ class TestEventSender:
         if (wait_s := pace.wait_s(now)) > 0:
             raise problems.Refused(
                 429,
-                "one endpoint gets at most one test event or question a second, and nothing was sent: try again in a second",
+                "one endpoint gets at most one test event or validation request a second, and nothing was sent: try again in "
+                "a second",
                 headers={"retry-after": str(math.ceil(wait_s))},
             )
         if self._in_flight >= self._max_at_once:
-            raise problems.unavailable("too many test events are in flight, and nothing was sent: try again")
+            raise problems.unavailable(
+                "too many test events and validation requests are in flight, and nothing was sent: try again"
+            )
         pace.consume(now)
         self._in_flight += 1
         try:

@@ -289,7 +289,7 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add to an answer the request id, the rate limit of the API key, and deprecations; remove the header `Server`."""
+    """Add to an answer the request id, rate limit and expiry of the key or token, and deprecations; remove `Server`."""
     response.headers.pop("server", None)
     # aiohttp answers an unknown `Expect` before the request has an id.
     response.headers["x-request-id"] = request.get(REQUEST_ID) or _request_id(request)

@@ -123,7 +123,7 @@ class RequestHandler:
         exchange: routes.PendingQuestion,
         said: transport.Response | errors.AttemptFailed,
     ) -> ApiAnswer:
-        """Return the answer to a request whose handler asked a receiver; raise Refused as `answer`.
+        """Store the reply of a receiver that a handler asked, and return the answer to the request; raise Refused as `answer`.
 
         Runs in a transaction of its own. `said` is the receiver's response, or the error of the attempt to get one.
         """

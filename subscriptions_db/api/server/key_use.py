@@ -56,8 +56,8 @@ class KeyUse:
     def note(self, principal: Principal) -> None:
         """Record the use of a key, and warn if the key expires soon.
 
-        A background task writes the use. A key has at most one write in `keys.NOTE_USE_EVERY_S`, and one warning in
-        WARN_EVERY_S.
+        A background task writes the use. In one process, a key has at most one write in `keys.NOTE_USE_EVERY_S`, and one
+        warning in WARN_EVERY_S. MAX_KEYS and failed writes are the exceptions.
         """
         key_id = principal.key_id
         if key_id not in self._warned and _expires_soon(principal.expires_at):

@@ -85,9 +85,9 @@ class SnapshotFeed:
         """Return the changes since the reader's revision, or the whole registry.
 
         A reader with the newest revision waits for a later one, at most `asked.wait_s` seconds, and at most the setting
-        `api.max_poll_s`. With `wait_s` 0 the reader does not wait. If `If-None-Match` still names the newest revision
-        after the wait, the response has the status 304. Raise Refused with 503 if the registry cannot be read, too many readers
-        wait or the server stops. Raise it with 401 if the key was revoked during the wait.
+        `api.max_poll_s`. With `wait_s` 0 the reader does not wait. The response, after any wait, has the status 304 if
+        `If-None-Match` names the newest revision. Raise Refused with 503 if the registry cannot be read, too many readers wait
+        or the server stops. Raise it with 401 if the key was revoked during the wait.
         """
         known, newest = {int(tag) for tag in _TAG.findall(request.headers.get("if-none-match", ""))}, asked.newest
         if asked.wait_s and newest in known | {asked.since}:

@@ -3,7 +3,7 @@
 Runs in the API. A record is a row of the table of attempts. One call examines a bounded number of records, so a search
 with a rare criterion costs no more than one without criteria. Records of other endpoints, `webhook-id`s and times than those
 searched for do not count as examined. Records are sorted by time. A reader that pages by cursor misses a record that is
-archived after the reader has passed the record's time. The attempts topic has every attempt.
+archived after the reader has passed the record's time. A program that must miss no attempt reads the attempts topic.
 """
 
 from __future__ import annotations

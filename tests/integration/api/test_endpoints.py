@@ -206,7 +206,9 @@ def test_a_list_is_paged_while_rows_come_and_go(operator):
     assert seen == wanted
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=201", "limit=x", "cursor=%00", "cursor=AA", "cursor=%C3%A4", "colour=red"])
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=201", "limit=x", "cursor=%00", "cursor=AA", "cursor=%C3%A4", "q=%00", "colour=red"]
+)
 def test_an_invalid_page_parameter_is_refused_by_name(acme, query):
     answer = acme.get(f"/v1/endpoints?{query}")
     assert answer.status == 422

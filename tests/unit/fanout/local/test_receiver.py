@@ -1,9 +1,12 @@
 """The receivers of `fanout listen` and `fanout smoke-test` accept the platform's signatures, and no others."""
 
+import socket
+import threading
 import time
 
 import pytest
 
+from delivery import errors
 from delivery.webhooks.sending import signing
 from fanout.local import receiver
 from tests.support import builders
@@ -43,3 +46,12 @@ def test_a_signature_of_the_platform_is_valid(verify, body):
 )
 def test_a_signature_of_another_request_is_not_valid(verify, body, changed):
     assert not verify(body, signed(**changed), [SECRET])
+
+
+def test_a_port_in_use_is_refused_and_no_thread_stays():
+    """Regression: the thread of the receiver ran on until the process ended."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listening = receiver.Receiver(secrets_of=lambda _: [], on_received=print, port=taken.getsockname()[1])
+        with pytest.raises(errors.LocalStackError, match="cannot be opened"), listening:
+            pass
+    assert "receiver" not in {thread.name for thread in threading.enumerate()}

@@ -136,7 +136,7 @@ def test_each_problem_of_a_renewal_is_logged_once(caplog):
     finally:
         holder.release()
     causes = [record.args[1] for record in caplog.records if "could not be renewed" in record.message]
-    assert causes == ["another driver or a person changed it", "1.2.3.4:443 does not answer"]
+    assert causes == ["another driver or a person changed it: find out who, and stop it", "1.2.3.4:443 does not answer"]
 
 
 def test_a_refused_driver_says_that_nothing_was_started(account):
