@@ -83,7 +83,7 @@ class CheckpointInUse(FanoutError):
 
 
 class LeaseRefused(FanoutError):
-    """The API server of Kubernetes does not let this driver use its Lease, or its certificate does not verify.
+    """The API server of Kubernetes does not let this driver use its Lease, or the server's certificate does not verify.
 
     Also raised if this process runs in no pod, or cannot read the service account's files. The message says what to correct.
     """
@@ -228,7 +228,10 @@ class BatchFound(EventRejected):
 
 
 class AttemptFailed(FanoutError):
-    """A request to an endpoint or its token server did not end in a response. Subclasses have their `error_class` for logs."""
+    """A request to an endpoint got no response, or the endpoint's token server gave no usable token.
+
+    Subclasses have their `error_class` for logs.
+    """
 
     error_class: ClassVar[str] = "failed"
 

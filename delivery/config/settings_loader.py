@@ -52,8 +52,8 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
     TOML. (2) The file of a variable `…_FILE` is empty or unreadable, or the environment also has the variable without `_FILE`.
 
     `config` is the file named on the command line. None: the file that `FANOUT_CONFIG` names, or else the default files in the
-    folder `root`. With a named file, the default files are not read. Otherwise a file that `fanout up` once wrote could open
-    the address guard of a production job.
+    folder `root`. With a named file, the default files are not read. If they were, a file that `fanout up` once wrote could
+    open the address guard of a production job.
     """
     named = config or (Path(environ[f"{PREFIX}CONFIG"]) if environ.get(f"{PREFIX}CONFIG") else None)
     if named is not None and not _is_file(named):

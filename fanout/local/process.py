@@ -42,8 +42,9 @@ def running_command(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command in `folder`, append its output to the file `log` there, and yield the process.
 
-    The process does not inherit settings (variables FANOUT_…) from this process. `environment` adds variables. At the end it
-    gets SIGTERM, and SIGKILL after STOP_TIMEOUT_S. Then the `returncode` of the yielded process says how the process ended.
+    The process does not inherit settings (variables FANOUT_…) from this process. `environment` adds variables. The end of the
+    context sends SIGTERM, and SIGKILL if the process still runs after STOP_TIMEOUT_S. Then the `returncode` of the yielded
+    process says how the process ended.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(settings_loader.PREFIX)}
     with (folder / log).open("ab") as file:

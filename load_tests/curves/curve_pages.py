@@ -58,7 +58,7 @@ def html(axes: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def sentences(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences about an axis: why the cost depends on its variable, the fit, the knee, and the values left out."""
+    """Yield sentences about an axis: why the cost depends on the axis, the fit, the knee, and the values left out."""
     found, knee, unit = figures["fit"], figures["knee"], figures["unit"]
     yield figures["because"]
     yield f"CPU µs of one {unit}, with x = {figures['label']}: {found['text']} (residual {found['residual']:.2g} µs)."

@@ -112,8 +112,8 @@ class StatefulLane(abc.ABC):
     def _deliver(self, due: DataFrame) -> Result:
         """Run the tasks that deliver. Return REPLAN if an executor ended with shuffled rows that the tasks had to read.
 
-        Otherwise return COMMITTED.
-        Raise RowsLost if that happens again after MOST_RESTARTS consecutive restarts, and Spark's error if a task failed.
+        Otherwise return COMMITTED. Raise RowsLost if rows are lost again after MOST_RESTARTS consecutive restarts.
+        Raise Spark's error if a task failed.
         """
         try:
             with self._context.sizing.shuffles.in_use():

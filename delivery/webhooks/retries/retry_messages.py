@@ -8,8 +8,8 @@ with a change that a default cannot bridge.
 
 A shard is one key of Spark's state, with the retry entries of a part of all endpoints. A shard leases entries of one FIFO
 together, and keeps them until the lease's report arrives. Entries that the report requeues stay longer. If no report arrives in
-time, the entries are leased again. Entries that the shard gives up leave its state with a lease of their own: the worker makes
-dead letters of them or skips them, and sends no report.
+time, the entries are leased again. Entries that the shard gives up leave its state with a lease of their own: the worker
+dead-letters, skips or rejects them, and sends no report.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Host:
         return self._has_capacity()
 
     def _has_capacity(self, reserved: int = 0) -> bool:
-        return self._in_flight + reserved < self._max_in_flight and not self._pace.wait_s(self._clock())
+        return self._in_flight + reserved < self._max_in_flight and not self._pace.wait_s(self._clock(), reserved)
 
     def enter(self) -> None:
         """Count a request that begins now."""
@@ -101,7 +101,7 @@ class Host:
         that was woken and did not use its reservation calls this too, so that the next queue gets the capacity.
         """
         if self._waiting and self._timer is None and self._in_flight + self._reserved < self._max_in_flight:
-            wait_s = self._pace.wait_s(self._clock())
+            wait_s = self._pace.wait_s(self._clock(), self._reserved)
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._call_waiting)
 
     def _call_waiting(self) -> None:

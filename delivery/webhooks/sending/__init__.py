@@ -1,6 +1,6 @@
 """Make one attempt at a delivery or a batch: build payload and headers, sign, send the request, and return the result.
 
-In: a delivery or a batch. Out: an `Attempt`. Runs in the executors, and in the API for test events. `request`, `signing`
-and `handshake` also check settings where endpoints are registered or read: in the API, the commands, the archive and on the
-driver.
+In: a delivery or a batch. Out: an `Attempt`. Runs in the executors, and in the API for test events. `request` and `signing`
+also check settings where endpoints are registered or read: in the API, the commands, the archive and on the driver. There
+`handshake` builds requests for a receiver's permission, and applies the permitted rate.
 """

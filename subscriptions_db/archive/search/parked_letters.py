@@ -60,7 +60,7 @@ def browse(
 ) -> ParkedPage:
     """Return the consumer's matching parked dead letters after the position `place`, or before it with `is_backwards`.
 
-    The page has at most `limit` dead letters, and as many as fit into an answer. Those that were discarded or redriven since
+    The page has at most `limit` dead letters, and no more than fit into an answer. Those that were discarded or redriven since
     are left out. The page may be empty although further dead letters are parked: `has_more` says so.
     """
     among: archived_dead_letters.Among = "parked_before" if is_backwards else "parked_after"

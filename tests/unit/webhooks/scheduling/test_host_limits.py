@@ -67,6 +67,16 @@ def test_a_thousand_endpoints_at_one_host_keep_its_limits():
     assert waited >= 900
 
 
+def test_a_request_that_waits_for_the_rate_of_a_host_is_counted_once():
+    """Regression: each request that the rate allowed woke all waiting queues, and each of these counted a further wait."""
+    urls = [f"{VICTIM}/{n}" for n in range(200)]
+    receivers, _, took_s, waited = delivered(urls, max_per_host=50, max_per_second_per_host=20.0)
+
+    assert len(receivers.began["victim.example"]) == 200
+    assert took_s == pytest.approx(10, rel=0.1)
+    assert 150 <= waited <= 250
+
+
 def test_a_full_host_does_not_delay_other_hosts():
     urls = [f"{VICTIM}/{n}" for n in range(300)] + [f"https://other{n}.example/" for n in range(50)]
     receivers, _, _, _ = delivered(urls, wait_s=1.0, max_per_host=2, max_per_second_per_host=1000.0, max_in_flight=64)
