@@ -131,7 +131,7 @@ def test_second_driver_waits_and_follows_an_orderly_stop_at_once(api, namespace,
     first = start()
     first.wait_until_it_holds()
     second = start()
-    second.wait_until_it_says(f"waits for the Lease all, held by {holder(api, namespace)}. It delivers nothing")
+    second.wait_until_it_says(f"waits for the Lease all, held by {holder(api, namespace)}. It delivers and changes nothing")
     wait_for_renewals(api, namespace, until_s=election.LEASE_S + 1)
     assert second.log.count("\n") == 1
     assert second.process.poll() is None
