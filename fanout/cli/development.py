@@ -6,7 +6,7 @@ Runs in `fanout` commands.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 import typer
@@ -82,7 +82,11 @@ def listen(
         verified = "verified" if received.is_verified else "NOT VERIFIED" if secret else "not checked (no --secret)"
         events = None if received.batch is None else len(received.batch)
         if as_json:
-            document = {"path": received.path, "webhook_id": received.webhook_id, "verified": received.is_verified}
+            document: dict[str, Any] = {
+                "path": received.path,
+                "webhook_id": received.webhook_id,
+                "verified": received.is_verified if secret else None,
+            }
             signed = {name: value for name, value in received.headers.items() if name.startswith("webhook-")}
             document |= {"events": events, "body": received.body.decode(errors="replace"), "headers": signed}
             commands.JsonLines().write(orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE))

@@ -209,7 +209,7 @@ def test_a_job_asked_to_stop_finishes_what_is_under_way_and_repeats_nothing(plat
     with platform.receiver.holding_answers_after(700):
         ids = platform.publish(3000, event_type="stopped")
         assert_eventually(lambda: platform.accepted("stops"), lambda got: len(got) > 700)
-        job.process.send_signal(signal.SIGTERM)
+        job.process.send_signal(signal.SIGINT)  # as Ctrl-C; other tests send SIGTERM
         assert_eventually(platform.log, lambda text: "stopping: no lane begins another micro-batch" in text)
     assert job.process.wait(JOB_TIMEOUT_S) == 0, platform.log()
     assert len(platform.accepted("stops")) < 3000

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,11 +176,21 @@ def start(config: settings.SparkSettings, libraries: Libraries, besides: Mapping
     builder = SparkSession.builder
     for name, value in conf.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    with _kept_interrupt_handler():
+        spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(LOG_LEVEL)
     _look_up_once(spark)
     _write_local_files_by_itself(spark)
     return spark
+
+
+@contextlib.contextmanager
+def _kept_interrupt_handler() -> Iterator[None]:
+    """Keep the handler of SIGINT. PySpark's own would raise KeyboardInterrupt, also during a graceful stop."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextlib.contextmanager

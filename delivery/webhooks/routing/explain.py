@@ -85,7 +85,7 @@ def _due(subscription: Subscription, endpoint: Endpoint) -> Explanation:
         return Explanation(True, Rule.ENDPOINT_PAUSED, "the event would wait: the endpoint is paused")
     if endpoint.status is EndpointStatus.DISABLED:
         return Explanation(True, Rule.ENDPOINT_DISABLED, "the event would wait: the endpoint is disabled")
-    return Explanation(True, Rule.MATCHES, "the event would be sent")
+    return Explanation(True, Rule.MATCHES, "the event would be sent if its tenant is registered and active")
 
 
 def filter_detail(pattern: Mapping[str, Any], event: Event, document: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ _EXPLAINED = Example(
                 "endpoint": ENDPOINT_ID,
                 "is_due": True,
                 "rule": "matches",
-                "detail": "the event would be sent",
+                "detail": "the event would be sent if its tenant is registered and active",
             }
         ],
         "catalogue": {"is_known": True, "is_deprecated": False, "keeps_to_schema": True, "errors": []},

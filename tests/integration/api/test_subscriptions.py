@@ -103,12 +103,18 @@ def test_another_customers_endpoint_is_not_found(acme):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({}, (True, "matches", "the event would be sent")),
+        ({}, (True, "matches", "the event would be sent if its tenant is registered and active")),
         ({"type": "order.made"}, (False, "event_type", "the type order.made does not match invoice.*")),
         ({"tenant_id": "t2"}, (False, "scope", "neither the tenant nor the sub-tenant is included")),
-        ({"tenant_id": "t2", "sub_tenant_id": 100}, (True, "matches", "the event would be sent")),
+        (
+            {"tenant_id": "t2", "sub_tenant_id": 100},
+            (True, "matches", "the event would be sent if its tenant is registered and active"),
+        ),
         ({"data": {"amount": 5}}, (False, "filter", "the filter does not take data.amount")),
-        ({"attributes": {"subject": "a", "sampled": True}}, (True, "matches", "the event would be sent")),
+        (
+            {"attributes": {"subject": "a", "sampled": True}},
+            (True, "matches", "the event would be sent if its tenant is registered and active"),
+        ),
         (
             {"data": None, "datacontenttype": "application/avro"},
             (
