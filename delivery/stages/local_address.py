@@ -66,6 +66,7 @@ def missing(
     if address is None:
         raise errors.SettingsError(
             f"this machine's host name, {name}, does not resolve, and no route leads to other machines, so Spark cannot "
-            f"start. Set {ADDRESS} to the address at which the executors reach this machine, or add the name to /etc/hosts"
+            f"start. Set {ADDRESS} in the environment to the address at which the executors reach this machine, or add the "
+            "name to /etc/hosts"
         )
     return {ADDRESS: address, NAME: address}

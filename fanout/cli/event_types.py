@@ -1,6 +1,7 @@
-"""Define the command `fanout event-type try`: test a schema on an event before the catalogue has the schema.
+"""Define the command `fanout event-type try`: test a schema on an event.
 
-Runs in `fanout` commands. Needs no Kafka, and needs Postgres only for a schema of the catalogue.
+The schema is that of `--schema`, which the catalogue need not have, or else the catalogue's. Runs in `fanout` commands. Needs
+no Kafka, and needs Postgres only without `--schema`.
 """
 
 from __future__ import annotations

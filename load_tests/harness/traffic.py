@@ -71,7 +71,7 @@ class Drawn(NamedTuple):
 
 
 class TrafficPopulation(Protocol):
-    """The registered customers, and the events of their tenants."""
+    """The customers of a load test: their manifest, and random events of their tenants."""
 
     @property
     def event_types(self) -> Sequence[str]:

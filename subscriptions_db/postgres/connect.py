@@ -1,6 +1,6 @@
 """Connect to Postgres, and translate its errors in one place.
 
-Runs on the driver, in executors with look-ups, in the API, in `fanout archive` and in `fanout` commands.
+Runs on the driver, in executors that look up the registry, in the API, in `fanout archive` and in `fanout` commands.
 """
 
 from __future__ import annotations

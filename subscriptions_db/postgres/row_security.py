@@ -1,7 +1,7 @@
 """Refuse a login from which row-level security hides the rows of customers.
 
-Runs on the driver, in executors with look-ups, in `fanout archive`, in `fanout` commands, and in the API, whose role for
-operators sees all rows. The policies are in docs/adr/0016-roles-and-row-level-security.md.
+Runs on the driver, in executors that look up the registry, in `fanout archive`, in `fanout` commands, and in the API, whose
+role for operators sees all rows. The policies are in docs/adr/0016-roles-and-row-level-security.md.
 """
 
 from __future__ import annotations

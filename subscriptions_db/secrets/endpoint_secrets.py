@@ -1,6 +1,7 @@
 """Convert the secrets of an endpoint: signing key → secret → row of `secrets`, and row → secret → signing key.
 
-Runs on the driver, in executors with look-ups, in `fanout` commands, in the API, and in programs that read `GET /v1/snapshot`.
+Runs on the driver, in executors that look up the registry, in `fanout` commands, in the API, and in programs that read `GET
+/v1/snapshot`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Seal customers' secrets for Postgres, and open them again.
 
-Runs on the driver, in executors with look-ups, in `fanout` commands, in the API, and in programs that read `GET /v1/snapshot`.
-AES-256-GCM (NIST SP 800-38D) with a random 96-bit nonce. The associated data binds a sealed secret to its row: a secret moved
-to another customer, endpoint or purpose does not open.
+Runs on the driver, in executors that look up the registry, in `fanout` commands, in the API, and in programs that read `GET
+/v1/snapshot`. AES-256-GCM (NIST SP 800-38D) with a random 96-bit nonce. The associated data binds a sealed secret to its row: a
+secret moved to another customer, endpoint or purpose does not open.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Build the job's endpoints and subscriptions from rows of the registry. An unusable row is quarantined.
 
-Runs on the driver, in executors with look-ups, in the API, in `fanout archive` and in `fanout` commands. Also runs in programs
-that read `GET /v1/snapshot`. Pure, except for the log.
+Runs on the driver, in executors that look up the registry, in the API, in `fanout archive` and in `fanout` commands. Also runs
+in programs that read `GET /v1/snapshot`. Pure, except for the log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Check an endpoint, with the same rules when it is registered and when it is read.
 
-Runs on the driver, in executors with look-ups, in `fanout` commands, in the API, and in programs that read `GET /v1/snapshot`.
-Plain SQL can register endpoints too, and the guard's rules may change. So endpoints are checked again when they are read, and
-quarantined if a check fails.
+Runs on the driver, in executors that look up the registry, in `fanout` commands, in the API, and in programs that read `GET
+/v1/snapshot`. Plain SQL can register endpoints too, and the guard's rules may change. So endpoints are checked again when they
+are read, and quarantined if a check fails.
 """
 
 from __future__ import annotations

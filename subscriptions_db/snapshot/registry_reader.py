@@ -1,9 +1,10 @@
 """Read the registry: all of it, the changes since a revision, the candidates for one event, single endpoints, or tenants.
 
-Runs on the driver, in executors with look-ups, in the API, in `fanout archive` and in `fanout` commands. A read that opens a
-transaction sees one snapshot of Postgres (REPEATABLE READ, read only). The read raises RegistryUnavailable or RegistryOutdated
-if Postgres does not give the rows. `revisions`, `changed_since` and `read_rows` run in the caller's transaction, and do not
-translate psycopg's errors. A row that cannot be used is returned with its fault, and affects no other row.
+Runs on the driver, in executors that look up the registry, in the API, in `fanout archive` and in `fanout` commands. A read
+that opens a transaction sees one snapshot of Postgres (REPEATABLE READ, read only). The read raises RegistryUnavailable or
+RegistryOutdated if Postgres does not give the rows. `revisions`, `changed_since` and `read_rows` run in the caller's
+transaction, and do not translate psycopg's errors. A row that cannot be used is returned with its fault, and affects no other
+row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Write and read the registry as a document with sealed secrets, the answer of `GET /v1/snapshot`.
+"""Make a document of the registry with sealed secrets, the answer of `GET /v1/snapshot`, and turn it back into a registry.
 
-`read` runs in the API. `whole` and `changes` run in programs that follow the registry over HTTP and have the key ring. A
-document contains all rows, or the rows that changed since a revision and the ids of deleted rows. The driver uses the same
-statements and builder, so such a program and the driver get the same registry.
+`read` makes the document from Postgres, and runs in the API. `whole` and `changes` convert a document. They run in programs
+that follow the registry over HTTP and have the key ring. A document contains all rows, or the rows that changed since a
+revision and the ids of deleted rows. The driver uses the same statements and builder, so such a program and the driver get the
+same registry.
 """
 
 from __future__ import annotations

@@ -98,8 +98,9 @@ class Reruns:
             found = uncommitted(self._spark, self._checkpoint)
         except Exception:  # the log only prevents repeats; Spark decides whether the checkpoint can be used
             log.exception(
-                "the checkpoint %s could not be read for an interrupted micro-batch: if there is one, all of its deliveries "
-                "are sent again, with the same webhook-id. Check that the job may read this folder",
+                "the checkpoint %s could not be read for an interrupted micro-batch. The lane tries to start all the same: if "
+                "there is such a micro-batch, all of its deliveries are sent again. They have the same webhook-id, except "
+                "batches that get other events. Check that the job may read this folder",
                 self._checkpoint,
             )
             return

@@ -94,7 +94,10 @@ def cores(config: settings.SparkSettings) -> int:
 
 
 def conf(policy: decision.Policy | None) -> dict[str, str]:
-    """Return Spark's settings for a number of executors that varies by `policy`; empty without a policy."""
+    """Return the settings with which Spark starts the fewest executors of `policy` and can decommission executors.
+
+    Only the controller changes their number later (`scaling.controller`). Empty without a policy.
+    """
     if policy is None:
         return {}
     return {"spark.executor.instances": str(policy.min_executors), "spark.decommission.enabled": "true"}

@@ -2,6 +2,7 @@
 
 The driver creates these task functions for each micro-batch, with the newest registry. The executors' Python workers run them.
 Guarantee: at least once. A delivery repeats, with the same `webhook-id`, if a task ended between request and written result.
+After a restart of the lane, a batch may get other events, and then has another `webhook-id`.
 """
 
 from __future__ import annotations

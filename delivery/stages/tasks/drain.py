@@ -33,9 +33,10 @@ def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: floa
 
 @dataclass(frozen=True, slots=True)
 class DrainPartition:
-    """The function that Spark calls for an empty partition: begin no further attempt of a lease in this worker process.
+    """The function that Spark calls for an empty partition: stop the leases of the retry lane in this worker process.
 
-    Then wait until the process has no attempt in flight, at most `within_s` seconds, and not beyond `until_s`.
+    They begin no further attempt. Then wait until the process has no attempt in flight, at most `within_s` seconds, and not
+    beyond `until_s`.
     """
 
     tools: task_context.Tools

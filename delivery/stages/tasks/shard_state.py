@@ -45,7 +45,7 @@ class Arrived(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """The decision on one shard in one micro-batch."""
+    """The decision on one shard in one micro-batch: items to deliver, changes of the shard's state, and its backlog."""
 
     due: list[bytes]
     """Batches or leases to deliver now."""

@@ -304,7 +304,7 @@ class _Batcher:
         return level
 
     def _append(self, kept: dict[str, segment.PendingBatch], level: int) -> None:
-        """Write the events in `kept` as new segments, and add these to the index."""
+        """Add the events in `kept` to the decision as new segments of compaction level `level`, and to the index."""
         run = self._index.next_number
         for written, batches in segment.encoded((kept[key] for key in sorted(kept)), self._bounds.max_segment_bytes):
             number = self._index.next_number

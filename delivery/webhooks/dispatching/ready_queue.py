@@ -69,8 +69,8 @@ class ReadyQueue(Generic[Sent]):
         """
         host, wait_s = queue.host, 0.0 if queue.pace is None else queue.pace.wait_s(now)
         is_wanted = bool(queue.waiting) and queue.in_flight < queue.limit
-        has_room = host is None or (host.use_reservation() if queue.has_reservation else host.has_room)
-        queue.has_reservation = False
+        was_woken, queue.has_reservation = queue.has_reservation, False
+        has_room = host is None or (host.use_reservation() if was_woken else host.has_room)
         if is_wanted and not wait_s and has_room:
             return True
         if not is_wanted:
@@ -78,7 +78,7 @@ class ReadyQueue(Generic[Sent]):
         elif wait_s:
             queue.resumption = asyncio.get_running_loop().call_later(wait_s, self._rejoin, queue)
         elif host is not None:
-            host.call_when_free(functools.partial(self._rejoin, queue, has_reservation=True))
+            host.call_when_free(functools.partial(self._rejoin, queue, has_reservation=True), is_again=was_woken)
         if host is not None:
             host.wake()  # the reservation was not used
         return False

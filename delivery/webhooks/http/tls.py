@@ -66,7 +66,8 @@ def _trust_the_system(made: ssl.SSLContext) -> None:
 
 def _present(made: ssl.SSLContext, settings: Tls) -> None:
     if settings.key is None or settings.certificate is None:
-        raise errors.TargetRefused("tls.key", "is missing: a client certificate needs its private key")
+        problem = "is missing, and the client certificate needs its private key: add the key, or remove the certificate"
+        raise errors.TargetRefused("tls.key", problem)
     try:
         certificate = _piped(settings.certificate.encode("ascii"))
         try:

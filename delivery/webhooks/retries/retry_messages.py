@@ -66,8 +66,8 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Name of the background attempt that was in flight when the entry was written. A Postponed record with this name in
     `settled` says that the attempt has completed. Null: there is none. Since 2026-11-22."""
     revision: Revision = NO_REVISION
-    """Newest revision of the registry that may have made the delivery due. A worker with an older revision may not know the
-    endpoint yet. 0: unknown. Since 2026-11-23."""
+    """Newest revision of the registry that the writing worker had used: the delivery became due by it or an earlier one. A
+    worker with an older revision may not know the endpoint yet. 0: unknown. Since 2026-11-23."""
 
     @property
     def size(self) -> int:
@@ -306,7 +306,7 @@ def new_entry(
 
 
 def delivery_entry(outcome: Outcome[Delivery], *, now_ms: int, revision: Revision = NO_REVISION) -> RetryEntry:
-    """Return the retry entry of a postponed delivery. `revision`: the newest revision that may have made the delivery due."""
+    """Return the retry entry of a postponed delivery. `revision`: the newest that the worker has used."""
     delivery = outcome.delivery
     packed = [segment.item(delivery.event, now_ms).packed]
     subscription_ids = [delivery.subscription.subscription_id]
@@ -318,7 +318,7 @@ def batch_entry(
 ) -> RetryEntry:
     """Return the retry entry of a postponed batch, whose events are `packed`.
 
-    `revision`: the newest revision that may have made the deliveries due.
+    `revision`: the newest revision of the registry that the worker has used.
     """
     batch = outcome.delivery
     return _entry(outcome, list(packed), batch.subscription_ids, batch.left_by, None, now_ms=now_ms, revision=revision)

@@ -32,8 +32,8 @@ class Host:
     """Limit the requests from this worker to one host, and wake the queues that wait for the host. Not thread-safe.
 
     A reservation is capacity for one request, which a woken queue may use. `clock` is monotonic, in seconds. `count_wait` is
-    called once for each wait for the limits. One timer serves all waiting queues, and wakes one queue for each request that may
-    go.
+    called once for each request that waits for the limits. One timer serves all waiting queues. When the rate allows a request,
+    it wakes as many queues as `max_in_flight` permits. A woken queue that finds the rate used up waits again.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Host:
         return self._has_capacity()
 
     def _has_capacity(self, reserved: int = 0) -> bool:
-        return self._in_flight + reserved < self._max_in_flight and not self._pace.wait_s(self._clock(), reserved)
+        return self._in_flight + reserved < self._max_in_flight and not self._pace.wait_s(self._clock())
 
     def enter(self) -> None:
         """Count a request that begins now."""
@@ -84,13 +84,15 @@ class Host:
         self._in_flight -= 1
         self.wake()
 
-    def call_when_free(self, resume: Callable[[], bool]) -> None:
+    def call_when_free(self, resume: Callable[[], bool], *, is_again: bool = False) -> None:
         """Count a wait for the limits, and call `resume` once when the host has capacity.
 
+        `is_again`: the same request was woken before and found no capacity, so its wait is counted already.
         `resume` returns True if its queue takes the reservation. The queue must then call `use_reservation` once. `resume`
         returns False if its queue needs no capacity any more.
         """
-        self.count_delay()
+        if not is_again:
+            self.count_delay()
         self._waiting.append(resume)
         self.wake()
 
@@ -101,7 +103,7 @@ class Host:
         that was woken and did not use its reservation calls this too, so that the next queue gets the capacity.
         """
         if self._waiting and self._timer is None and self._in_flight + self._reserved < self._max_in_flight:
-            wait_s = self._pace.wait_s(self._clock(), self._reserved)
+            wait_s = self._pace.wait_s(self._clock())
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._call_waiting)
 
     def _call_waiting(self) -> None:

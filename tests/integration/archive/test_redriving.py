@@ -1,5 +1,7 @@
 """`fanout archive` enqueues every dead letter whose redrive was requested, also after a topic was recreated."""
 
+import base64
+
 import orjson
 import pytest
 
@@ -10,7 +12,7 @@ from fanout.archiver import redrive_step
 from fanout.kafka import publishing
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
-from subscriptions_db.archive.search import archived_dead_letters
+from subscriptions_db.archive.search import archived_dead_letters, redrive_requests
 from tests.support import archive, builders, publishers
 
 pytestmark = pytest.mark.integration
@@ -92,7 +94,16 @@ def test_a_dead_letter_of_another_program_stops_no_redrive(connection, published
     assert "cannot be redriven" in caplog.text
 
 
-def test_a_page_without_a_redrivable_dead_letter_ends(connection, published):
+def test_a_page_without_a_redrivable_dead_letter_is_followed_by_the_next(connection, published):
+    """Regression: `fanout archive --once` could end before the next page."""
+    large = base64.b64encode(b'"%s"' % (b"x" * redrive_requests.MAX_BYTES))  # so a page of its own
+    put(connection, 0, "e1", 7, payload_base64=b'"%s"' % large, later=b"[" * 300 + b"]" * 300)
+    put(connection, 1, "e2", 8)
+    assert redrive_all(connection, published) == ["e2"]
+    assert states(connection) == ["redriven"] * 2
+
+
+def test_a_redrive_ends_where_no_dead_letter_can_be_redriven(connection, published):
     put(connection, 0, "e1", 7, later=b"[" * 300 + b"]" * 300)
     assert redrive_all(connection, published) == []
     assert states(connection) == ["redriven"]

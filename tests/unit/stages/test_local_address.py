@@ -31,7 +31,7 @@ def test_what_the_operator_has_set_stays(name):
 
 
 def test_without_a_network_a_cluster_asks_for_the_address_in_words():
-    with pytest.raises(errors.SettingsError, match=r"nosuchname, does not resolve.*Set SPARK_LOCAL_IP"):
+    with pytest.raises(errors.SettingsError, match=r"nosuchname, does not resolve.*Set SPARK_LOCAL_IP in the environment"):
         missing(master="yarn", own=None)
 
 

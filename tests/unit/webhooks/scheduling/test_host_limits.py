@@ -68,7 +68,7 @@ def test_a_thousand_endpoints_at_one_host_keep_its_limits():
 
 
 def test_a_request_that_waits_for_the_rate_of_a_host_is_counted_once():
-    """Regression: each request that the rate allowed woke all waiting queues, and each of these counted a further wait."""
+    """Regression: each request that the rate allowed wakes all waiting queues, and each of these counted a further wait."""
     urls = [f"{VICTIM}/{n}" for n in range(200)]
     receivers, _, took_s, waited = delivered(urls, max_per_host=50, max_per_second_per_host=20.0)
 
