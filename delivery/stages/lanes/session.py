@@ -188,9 +188,11 @@ def start(config: settings.SparkSettings, libraries: Libraries, besides: Mapping
 def _kept_interrupt_handler() -> Iterator[None]:
     """Keep the handler of SIGINT. PySpark's own would raise KeyboardInterrupt, also during a graceful stop."""
     handler = signal.getsignal(signal.SIGINT)
-    yield
-    if handler is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
 
 
 @contextlib.contextmanager

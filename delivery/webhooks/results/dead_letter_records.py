@@ -169,10 +169,9 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def event(self) -> Event:
         """Return the event that the endpoint did not get. Its `content` (the parsed payload) and `record.value` are None.
 
-        Raise ValueError if the payload is not base64, or a header's base64 has a wrong length. Then another program
-        wrote the record.
+        Raise ValueError if the payload or a header is not base64. Then another program wrote the record.
         """
-        headers = tuple((header.name, base64.b64decode(header.value_base64)) for header in self.headers)
+        headers = tuple((header.name, base64.b64decode(header.value_base64, validate=True)) for header in self.headers)
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, headers)
         return Event(
             event_id=self.event_id,

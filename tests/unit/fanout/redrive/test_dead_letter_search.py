@@ -117,7 +117,7 @@ def test_a_dead_letter_is_selected_if_it_meets_all_conditions(asked, is_meant):
     [
         {"payload_base64": "no base64!"},
         {"payload_form": PayloadForm.BYTES, "payload_base64": base64.b64encode(b'"no base64!"').decode()},
-        {"headers": [dead_letter_records.Header(name="h", value_base64="x")]},
+        {"headers": [dead_letter_records.Header(name="h", value_base64="no base64!")]},
         {"appended_at_ms": 2**64},
         {"attempts": [dead_letter_records.LetterAttempt(attempt=2**64, started_at_ms=0, duration_ms=0.0)]},
         {"attempts": [dead_letter_records.LetterAttempt(attempt=1, started_at_ms=2**64, duration_ms=0.0)]},
