@@ -5,17 +5,14 @@ Runs as its own process, started by fanout/jvm/class_archive.py.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pydantic import SecretStr
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions
 
 from delivery.config import settings
 from delivery.stages.lanes import session
@@ -29,7 +26,7 @@ def main(archive: Path) -> None:
     """Run some micro-batches with Python workers and state. When the JVM exits, it writes its classes to the file `archive`."""
     writing = session.java_options(f"-XX:ArchiveClassesAtExit={archive}")
     connector = jars.ensure().connector
-    conf = {"spark.driver.defaultJavaOptions": SecretStr(writing)}
+    conf = {"spark.driver.defaultJavaOptions": SecretStr(writing), "spark.sql.shuffle.partitions": SecretStr("1")}
     spark = session.start(settings.SparkSettings(conf=conf), session.Libraries(connector=connector))
     for jar in connector:
         _load_classes(spark, jar)
@@ -45,14 +42,16 @@ def main(archive: Path) -> None:
 def _load_classes(spark: SparkSession, jar: Path) -> None:
     """Load the classes of a jar without initialising them: no broker runs here, so no query on Kafka loads them.
 
-    Classes that need a missing optional dependency are left out.
+    A class of an optional dependency that is not here is left out. One job of Spark loads all classes, in place of one call
+    through py4j for each of 4,000.
     """
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # no public way
-    loader = jvm.java.lang.ClassLoader.getSystemClassLoader()
-    for name in zipfile.ZipFile(jar).namelist():
-        if name.endswith(".class") and not name.startswith("META-INF/") and name != "module-info.class":
-            with contextlib.suppress(Py4JJavaError):  # a class of an optional dependency that is not here
-                jvm.java.lang.Class.forName(name.removesuffix(".class").replace("/", "."), False, loader)
+    names = [
+        (name.removesuffix(".class").replace("/", "."),)
+        for name in zipfile.ZipFile(jar).namelist()
+        if name.endswith(".class") and not name.startswith("META-INF/") and name != "module-info.class"
+    ]
+    loaded = functions.expr("try_reflect('org.apache.spark.util.Utils', 'classForName', name, false, false)")
+    spark.createDataFrame(names, "name string").select(loaded).write.format("noop").mode("append").save()
 
 
 def _unchanged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
