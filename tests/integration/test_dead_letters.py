@@ -166,6 +166,23 @@ def test_a_redrive_that_crashed_before_its_note_is_known_later(platform, monkeyp
     assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 0
 
 
+def test_a_redrive_that_fails_midway_says_that_some_may_be_redriven(platform, monkeypatch):
+    platform.write(platform.dead(1), platform.dead(2))
+    with dead_letter_search.reading(platform.config) as reader:
+        read, reads = reader.read, []
+
+        def read_and_fail_when_enqueuing(extents, take):
+            read(extents, take)
+            reads.append(extents)
+            if len(reads) == 2:
+                raise errors.KafkaUnavailable("the broker is away: check it, then try again")
+
+        monkeypatch.setattr(reader, "read", read_and_fail_when_enqueuing)
+        with pytest.raises(errors.KafkaUnavailable, match=r"try again\. Some dead letters may be redriven already"):
+            dead_letter_search.redrive(platform.config, reader, Selection())
+    assert platform.run_json("dead-letters", "redrive", "--all")["letters"] == 2
+
+
 @pytest.mark.parametrize("foreign", [b"{", b'{"kind":"outcomes","endpoint_id":"\xff"}', b'{"x":' + b"[" * 100_000])
 def test_a_foreign_record_or_note_stops_no_redrive(platform, foreign):
     """Regression: a record of broken UTF-8 in the attempts topic stopped the redrive, and so did any unreadable note."""
