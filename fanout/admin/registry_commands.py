@@ -315,11 +315,11 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
     """Ask the receiver of an endpoint for permission to deliver, record a permission, and return the receiver's reply.
 
-    Without an answer, return a refusal. If the receiver has permitted deliveries at the callback URL meanwhile, return a
-    permission, even if there is no answer, or the reply gives none. If the endpoint was changed or asked again meanwhile,
-    return a refusal in place of a permission, and record none. The callback URL of an earlier request becomes invalid. An
-    earlier permission stays valid, even if the reply is a refusal. Unless the endpoint was deleted meanwhile, write the reply
-    to the audit log.
+    Without an answer, return a refusal. If the receiver has meanwhile given its permission by a request to the callback URL,
+    return a permission, even if there is no answer, or the reply gives none. If the endpoint has another URL meanwhile, was
+    asked again or needs no permission any more, return a refusal in place of a permission, and record none. The callback URL of
+    an earlier request becomes invalid. An earlier permission stays valid, even if the reply is a refusal. Unless the endpoint
+    was deleted meanwhile, write the reply to the audit log.
 
     Raise RegistrationError if there is no such endpoint, if it needs no permission or cannot be used, or if
     `delivery.webhook_origin` is empty.

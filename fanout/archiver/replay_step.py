@@ -161,7 +161,7 @@ class Replayer:
         progress.end(connection, replay, ReplayState.DONE, now=_now())
 
     def _find(self, asked: ReplayOne, endpoint: Endpoint) -> replay_plan.Due | None:
-        """Return the event and the subscription of a delivery.
+        """Return the event of a delivery, read from Kafka, with the id of the delivery's subscription.
 
         None: Kafka no longer has the event at its offset, or the job would reject it now.
         """

@@ -79,7 +79,10 @@ class ExpectedLane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverHttp:
-    """Numbers of deliveries to scenario.FAILING_CUSTOMER that became dead letters. Each delivery counts once."""
+    """The way of the dead letters of scenario.FAILING_CUSTOMER, which the demo polls and acknowledges over HTTP, and redrives.
+
+    Each field is a number of deliveries, and counts a delivery once.
+    """
 
     customer: str
     dead_letters: int

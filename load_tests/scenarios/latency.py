@@ -1,8 +1,8 @@
 """Publish single events to a topic of the real-time lane, and measure the time until each request arrives.
 
 Each rate lasts some minutes, in which several micro-batches of the lane end. The time of an event starts when the Kafka client
-gets the event; the client sends it at once. Then the job is killed repeatedly under load, as in `crash`: is anything lost, and
-how much is sent twice?
+gets the event; the client sends it at once. Then the driver or a worker is killed several times under load, at random moments
+as in `crash`: is anything lost, and how much is sent twice? A killed driver is started again; Spark replaces a killed worker.
 """
 
 from __future__ import annotations

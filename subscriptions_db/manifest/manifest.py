@@ -143,14 +143,14 @@ class ManifestEndpoint(EndpointFields):
     @pydantic.model_validator(mode="after")
     def _can_be_batched(self) -> ManifestEndpoint:
         if self.mode == "direct" and self.batch != parts.BatchFields():
-            raise ValueError("batch is allowed with mode: batch only: remove batch, or set the mode")
+            raise ValueError("batch is allowed only with `mode: batch`: remove batch, or set mode to batch")
         if self.mode == "batch" and self.content_mode == "cloudevents_binary":
             raise ValueError(
-                "content_mode cloudevents_binary is allowed with mode: direct only, because such a request has one event: use "
-                "standard or cloudevents_structured, or set the mode"
+                "content_mode cloudevents_binary is allowed only with `mode: direct`, because such a request has one event: "
+                "use standard or cloudevents_structured, or set mode to direct"
             )
         if self.mode == "batch" and self.order_by is not None:
-            raise ValueError("order_by is allowed with mode: direct only: remove order_by, or set the mode")
+            raise ValueError("order_by is allowed only with `mode: direct`: remove order_by, or set mode to direct")
         return self
 
 

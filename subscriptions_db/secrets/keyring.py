@@ -68,7 +68,8 @@ class KeyRing:
         active = config.active or (next(iter(keys)) if len(keys) == 1 else "")
         if active not in keys:
             raise errors.SettingsError(
-                f"setting keys.active names no key of keys.ring, so no secret can be sealed: set it to one of {', '.join(keys)}"
+                "setting keys.active names no key of keys.ring, so no secret can be sealed. Nothing was changed. Set it to one "
+                f"of {', '.join(keys)}"
             )
         return cls(keys, active)
 

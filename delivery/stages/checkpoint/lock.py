@@ -38,7 +38,7 @@ class Lock:
 
     @contextlib.contextmanager
     def acquired(self, stop: threading.Event, *, is_patient: bool = True) -> Iterator[bool]:
-        """Wait for the Lease, if one is set, and hold the Lease inside the context. Yield True.
+        """Wait for the Lease, hold it inside the context, and yield True. If no Lease is configured, yield True at once.
 
         Yield False if `stop` was set before this driver held the Lease. `is_patient` False: raise CheckpointInUse as soon as
         another driver renews the Lease. Without a renewal, wait until the Lease expires. Raise LeaseRefused if the API server

@@ -190,8 +190,9 @@ class PausedTopics:
             return
         log.warning(
             "lane %s pauses the topics %s: the schema registry does not give a schema of their records. These records wait in "
-            "Kafka, nothing is lost, and all other topics are delivered. The lane continues with them when the schema registry "
-            "answers: start it, or correct schema_registry.url, username, password and ca_file, and restart the job",
+            "Kafka, and all other topics are delivered. Start the schema registry: the lane continues with these topics when "
+            "it answers, and no record is lost that Kafka still keeps then. If a setting is wrong, correct "
+            "schema_registry.url, username, password or ca_file, and restart the job",
             self._lane, _names(self._left_out),
         )  # fmt: skip
         if is_first:

@@ -73,7 +73,10 @@ class CompletedWork:
 
 
 def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[completed_work.Key]:
-    """Return the keys of the deliveries, and of the leases of retry entries, that have ended by the results in Kafka.
+    """Return the keys of the work that a new run must not repeat, according to the results in Kafka.
+
+    `work_log.lane` decides which results count. In the fast lanes: of deliveries that were accepted, dead-lettered or deferred
+    to the retry lane. In the retry lane: of accepted deliveries, and of leases of retry entries with a report.
 
     Reading begins at the results that were written SLACK_MS before `work_log.since_ms`.
 
@@ -100,9 +103,9 @@ def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[comp
     if found.unreadable:
         log.warning(
             "%d records of the topics %s could not be read. An earlier log line, `could not be read when completed "
-            "deliveries were searched`, names the first. Their deliveries may be sent again, with the same webhook-id. After a "
-            "change of the version there is nothing to do. Otherwise another program writes to these topics: find it, or send "
-            "the traceback to the maintainers of the platform",
+            "deliveries were searched`, names the first. Their deliveries may be sent again, with the same webhook-id. After "
+            "an upgrade or downgrade of the platform there is nothing to do. Otherwise another program writes to these topics: "
+            "find it, or send the traceback to the maintainers of the platform",
             found.unreadable, _listed(found, work_log),
         )  # fmt: skip
     log.info(

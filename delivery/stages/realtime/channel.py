@@ -95,7 +95,9 @@ class Channel:
         try:
             return pickling.unpacked(self._sealer.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], bound_to))
         except InvalidTag:
-            raise ChannelBroken("the other side sent a message that was not sealed for this connection") from None
+            raise ChannelBroken(
+                "the other side sent a message that was not sealed for this connection, so the connection is closed"
+            ) from None
 
     def wait_without_timeout(self) -> None:
         """From now on, send and receive without a limit of time. Called by the driver's end when the task has to stop."""

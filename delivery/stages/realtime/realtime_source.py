@@ -81,7 +81,7 @@ def read_in_micro_batches(spark: SparkSession, config: settings.Settings, start_
 def _from(records: DataFrame, start_offsets: Mapping[Place, int]) -> DataFrame:
     """Leave out the records before `start_offsets`. A partition without a start offset keeps all records.
 
-    The filter runs in the JVM, because it may drop the records of minutes.
+    The filter runs in the JVM, because there may be many such records: all that were written in some minutes.
     """
     if not start_offsets:
         return records

@@ -166,7 +166,7 @@ class PendingBatch:
             self.oldest_ms = item.arrived_at_ms
 
     def extend(self, later: PendingBatch) -> None:
-        """Add the events of a later pending batch of the same endpoint. The bounds and the mark become those of `later`."""
+        """Add the events of a later pending batch of the same endpoint. `bounds` and `mark` become those of `later`."""
         self.items += later.items
         self.subscription_ids += later.subscription_ids
         self.size += later.size

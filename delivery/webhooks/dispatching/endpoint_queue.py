@@ -150,7 +150,7 @@ class Queue(Generic[Sent]):
 
 
 class DispatchReport(NamedTuple):
-    """A task's observations of the endpoints to which it sent, and the newly unresponsive endpoints of its worker."""
+    """A task's observations of the endpoints to which it sent, and the unresponsive endpoints that its worker now reports."""
 
     most_in_flight: int
     """Maximum of requests of the task in flight at once."""
@@ -158,8 +158,8 @@ class DispatchReport(NamedTuple):
     gone: frozenset[AttemptedEndpoint]
     """Endpoints that have responded 410 Gone."""
     unresponsive: frozenset[EndpointId]
-    """Endpoints of the worker that have sent no response for `response_deadline_s`
-    (`EndpointMemory.take_unresponsive`)."""
+    """Endpoints, of any task of the worker, that have sent no response for `response_deadline_s` and that no earlier task has
+    reported (`EndpointMemory.take_unresponsive`)."""
     accepting: Sequence[Endpoint]
     """Endpoints that have accepted a delivery."""
 

@@ -160,7 +160,11 @@ def _nested(judge_object: _Judge) -> _Judge:
 
 
 def _values(alternatives: list[Any], path: str) -> _Judge:
-    """Return the judge of a field that should have a value, or an array of values. One of `alternatives` must match."""
+    """Return the judge of a field that the pattern compares with a list of alternatives.
+
+    One of `alternatives` must match the field's value, or one element if the value is an array. `{"exists": false}` matches a
+    field that has no value, and an array of which no element has one. Raise FilterError for an invalid alternative.
+    """
     tests = _tests(alternatives, path)
     when_missing = _BY_ABSENCE if operators.Absent in tests else _NO
 

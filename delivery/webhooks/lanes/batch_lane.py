@@ -143,9 +143,11 @@ class BatchLane:
             # An unforeseen error in one batch must not affect other batches. If raised, it would fail every micro-batch for
             # ever.
             log.exception(
-                "an unforeseen error in one batch: its events become dead letters with the reason unforeseen. Send this "
+                "an unforeseen error in one batch of endpoint %s: its events become dead letters with the reason %s. Send this "
                 "traceback to the maintainers of the platform. When the cause is mended, redrive the dead letters: `fanout "
                 "dead-letters redrive --endpoint %s --reason %s`",
+                batch.endpoint_id,
+                intake.UNFORESEEN,
                 batch.endpoint_id,
                 intake.UNFORESEEN,
                 extra={"endpoint_id": batch.endpoint_id},

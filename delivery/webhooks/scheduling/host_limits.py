@@ -127,7 +127,10 @@ class Host:
 
 
 class Hosts:
-    """The hosts to which a worker process sends, at most `max_hosts`. All lanes of the worker share them."""
+    """The hosts with limits to which a worker process sends, with their requests in flight. All lanes of the worker share them.
+
+    Beyond `max_hosts`, the least recently used host is forgotten.
+    """
 
     def __init__(self, bounds: limits.Limits, clock: Callable[[], float], *, max_hosts: int = MAX_HOSTS) -> None:
         self._bounds = bounds

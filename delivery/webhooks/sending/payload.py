@@ -133,7 +133,10 @@ def _further_lines(event: Event) -> str:
     lines = ""
     for name, value in event.attributes:
         if not event_attributes.is_name(name):
-            raise ValueError("the name of a CloudEvents attribute is not valid, and would become another header")
+            raise ValueError(
+                f"the event has a CloudEvents attribute with the invalid name {name[:40]!a}, which would become another "
+                "header, so the request was not sent. Find the program that wrote the event"
+            )
         lines += f"ce-{name}: {urllib.parse.quote(event_attributes.as_text(value), safe=_PRINTABLE)}\r\n"
     return lines
 

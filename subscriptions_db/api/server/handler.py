@@ -106,7 +106,8 @@ class RequestHandler:
         Raise Refused if the request is invalid, if the handler refuses it, or if an error of the platform prevents the answer.
 
         If an equal request of the same customer with the same `Idempotency-Key` succeeded within a day, return its answer
-        without the secrets, and change nothing. The answer to a refused request is not stored.
+        without the secrets, and change nothing. Refuse a different request with the key. The answer to a refused request is not
+        stored.
         """
         with self._call(route, request) as call:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)

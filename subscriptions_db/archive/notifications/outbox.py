@@ -104,7 +104,7 @@ def record_due(connection: connect.Connection, policy: Policy, *, now: dt.dateti
 
 
 def delete_orphans(connection: connect.Connection) -> None:
-    """Delete the health of endpoints that are no longer registered."""
+    """Delete the health of endpoints that are no longer registered, or that another customer has registered since."""
     with connect.translated_errors():
         connection.execute(query("delete_orphaned_endpoint_health"))
 

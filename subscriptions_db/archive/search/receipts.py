@@ -112,12 +112,13 @@ def _settle(
 
 
 def _refusal(receipt: ReceiptHandle, row: dict[str, Any]) -> ReceiptRefusal:
-    """Return why a receipt handle is refused, by the lease of its dead letter before the statement.
+    """Return why the SQL statement refused a receipt handle. `row` has the lease as it was before the statement.
 
-    1. Another receipt handle has the lease.
-    2. This receipt handle had the lease, and the dead letter is parked.
-    3. This receipt handle has the lease, and the lease has reached its maximum length.
-    4. No receipt handle has a lease.
+    The first reason that applies:
+    1. LEASED_AGAIN: another receipt handle has the dead letter's lease, or had the last one before the dead letter was parked.
+    2. PARKED: the dead letter is parked, and this receipt handle had the last lease.
+    3. TOO_LONG: this receipt handle has the lease, and the lease has reached its maximum length.
+    4. NOT_LEASED: there is no lease.
     """
     if row["holder"] is not None and row["holder"] != receipt.token:
         return ReceiptRefusal.LEASED_AGAIN

@@ -247,7 +247,7 @@ MISTAKES = [
     ),
     (
         ENDPOINT + "    batch: {max_events: 5}\n",
-        "2: endpoints[0]: batch is allowed with mode: batch only: remove batch, or set the mode",
+        "2: endpoints[0]: batch is allowed only with `mode: batch`: remove batch, or set mode to batch",
     ),
     (
         ENDPOINT + "    mode: batch\n    batch: {max_wait_s: 0}\n",

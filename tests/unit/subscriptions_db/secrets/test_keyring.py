@@ -98,7 +98,7 @@ def test_a_generated_key_is_valid_in_the_settings():
         ({"ring": {"a": "é"}}, "keys.ring.a is not base64 of 32 bytes"),  # regression: a ValueError
         ({"ring": {"a" * 65: KEY}}, "a key's id has 1 to 64 characters"),
         ({"ring": {"": KEY}}, "a key's id has 1 to 64 characters"),
-        ({"ring": {"a": KEY, "b": OTHER_KEY}}, "so no secret can be sealed: set it to one of a, b"),
+        ({"ring": {"a": KEY, "b": OTHER_KEY}}, "so no secret can be sealed. Nothing was changed. Set it to one of a, b"),
         ({"ring": {"a": KEY}, "active": "b"}, "keys.active names no key of keys.ring, so no secret can be sealed"),
     ],
 )
