@@ -17,7 +17,7 @@ import typer
 
 from delivery import errors
 from delivery.config import settings
-from fanout.cli import dead_letters, development, endpoints, event_types, filters, replays, serve, smoke_test
+from fanout.cli import dead_letters, development, endpoints, event_types, filters, rejected, replays, serve, smoke_test
 from fanout.terminal import commands, listing
 from fanout.terminal.commands import AsJson, console
 
@@ -32,6 +32,7 @@ app.add_typer(db, name="db")
 app.add_typer(endpoints.app, name="endpoints")
 app.add_typer(keys, name="keys")
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(rejected.app, name="rejected")
 app.add_typer(replays.app, name="replays")
 app.add_typer(filters.app, name="filter")
 app.add_typer(event_types.app, name="event-type")

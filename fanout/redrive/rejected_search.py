@@ -1,0 +1,231 @@
+"""`fanout rejected`: find and show rejected records.
+
+Runs in `fanout` commands. A command reads the rejected topic from its start, or from `--since`. There is no index, because
+these commands are rare.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import heapq
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import confluent_kafka
+import msgspec
+import rich.console
+
+from delivery import errors
+from delivery.config import settings
+from delivery.webhooks.results import rejected_records
+from delivery.webhooks.results.rejected_records import RejectedRecord
+from fanout.kafka import topic_scanner
+from fanout.kafka.places import Place
+from fanout.terminal import times
+
+RUN_GAP = 1000
+"""If two wanted offsets are at most this far apart, `originals` also reads the records between them."""
+_NAME = re.compile(r"(?P<partition>[0-9]+):(?P<offset>[0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedSelection:
+    """Conditions that a rejected record must meet. A field that is None is no condition."""
+
+    reason: str | None = None
+    """The reason for which the record was rejected, such as `unknown_tenant`."""
+    topic: str | None = None
+    """The event topic of the record."""
+    since_ms: int | None = None
+    """Only records that were rejected at or after this time, in ms since the epoch."""
+    until_ms: int | None = None
+    """Only records that were rejected before this time, in ms since the epoch."""
+
+    @classmethod
+    def from_options(cls, reason: str | None, topic: str | None, *, since: str | None, until: str | None) -> RejectedSelection:
+        """Return the selection that command-line options name. Raise SettingsError if `since` or `until` is not a time."""
+        now_ms = round(time.time() * 1000)
+        return cls(
+            reason=reason,
+            topic=topic,
+            since_ms=None if since is None else times.moment_ms("--since", since, now_ms=now_ms),
+            until_ms=None if until is None else times.moment_ms("--until", until, now_ms=now_ms),
+        )
+
+    def matches(self, found: FoundRejected) -> bool:
+        """Return True if a rejected record meets all conditions."""
+        return (
+            self.reason in {None, found.record.reason}
+            and self.topic in {None, found.record.topic}
+            and (self.since_ms is None or found.rejected_at_ms >= self.since_ms)
+            and (self.until_ms is None or found.rejected_at_ms < self.until_ms)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRejected:
+    """A rejected record, and its partition, offset and time in the rejected topic."""
+
+    partition: int
+    offset: int
+    rejected_at_ms: int
+    record: RejectedRecord
+
+    @property
+    def name(self) -> str:
+        """Return `partition:offset` in the rejected topic, by which `fanout rejected show` finds the record."""
+        return f"{self.partition}:{self.offset}"
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of this record in the table of `fanout rejected list`: title of the column → value."""
+        record = self.record
+        return {
+            "rejected": self.name,
+            "at": times.shown(self.rejected_at_ms),
+            "reason": record.reason,
+            "record": f"{record.topic}:{record.partition}:{record.offset}",
+            "detail": record.detail,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return the record for `fanout rejected list --json`: without its headers and its value."""
+        document = self.document()
+        del document["headers"], document["value_base64"]
+        return document
+
+    def document(self) -> dict[str, Any]:
+        """Return the whole record as a dictionary for JSON output."""
+        return {"rejected": self.name, "rejected_at_ms": self.rejected_at_ms, **msgspec.to_builtins(self.record)}
+
+
+class RejectedReader:
+    """Read the rejected topic, and the records that were rejected.
+
+    All methods except `close` raise KafkaUnavailable if Kafka does not answer or refuses a request, and RecordUnreadable if a
+    record of the rejected topic is not one that the job writes.
+    """
+
+    def __init__(self, config: settings.Settings, console: rich.console.Console | None = None) -> None:
+        self._config = config
+        self._topic = config.delivery.rejected_topic
+        self._scanner = topic_scanner.Scanner(config.kafka, console)
+
+    def require_topic(self) -> None:
+        """Raise SettingsError if there is no rejected topic that this login may describe."""
+        if self._topic not in self._scanner.names():
+            raise errors.SettingsError(
+                f"topic {self._topic} on {self._config.kafka.bootstrap_servers} does not exist, or this login may not describe "
+                "it. No rejected record was read, and nothing was published. Start the job, which creates the topic, correct "
+                "delivery.rejected_topic, or grant the login Describe on the topic"
+            )
+
+    def event_topics(self) -> set[str]:
+        """Return the event topics that exist and that this login may describe."""
+        return set(topic_scanner.event_topics(self._config, self._scanner.names()))
+
+    def each(self, selection: RejectedSelection, take: Callable[[FoundRejected], None]) -> None:
+        """Call `take` with every selected record of the rejected topic, in order within each partition."""
+
+        def taken(message: confluent_kafka.Message) -> None:
+            found = _found(message)
+            if selection.matches(found):
+                take(found)
+
+        self._scanner.read(self._scanner.extents([self._topic], since_ms=selection.since_ms), "rejected records", taken)
+
+    def get(self, name: str) -> FoundRejected:
+        """Return the record of the rejected topic that `partition:offset` names. Raise SettingsError if there is none."""
+        named, found = _NAME.fullmatch(name), list[FoundRejected]()
+        if named:
+            place, offset = Place(self._topic, int(named["partition"])), int(named["offset"])
+            low, end = self._scanner.bounds(place)
+            if low <= offset < end:
+                self.originals(place, [offset], lambda message: found.append(_found(message)))
+        if not found:
+            raise errors.SettingsError(
+                f"there is no rejected record {name} in Kafka, so nothing is shown: it may have expired, or the name is wrong. "
+                "`fanout rejected list` lists the newest; --limit shows more"
+            )
+        return found[0]
+
+    def originals(self, place: Place, offsets: list[int], consume: topic_scanner.Consume) -> None:
+        """Call `consume` with the records of a partition at `offsets`, in order, without those that Kafka has deleted.
+
+        `offsets` are ascending. Offsets at most RUN_GAP apart are read together, with the records between them.
+        """
+        low, end = self._scanner.bounds(place)
+        wanted = {offset for offset in offsets if low <= offset < end}
+
+        def taken(message: confluent_kafka.Message) -> None:
+            if message.offset() in wanted:
+                consume(message)
+
+        for first, last in _runs(sorted(wanted)):
+            extent = topic_scanner.Extent(place=place, low=low, first=first, end=last + 1)
+            self._scanner.read([extent], f"records of {place.topic}", taken)
+
+    def close(self) -> None:
+        """Close the connection to Kafka."""
+        self._scanner.close()
+
+
+def find(reader: RejectedReader, selection: RejectedSelection, limit: int) -> list[FoundRejected]:
+    """Return the newest of the selected records, at most `limit`, in order from the newest to the oldest."""
+    newest: list[tuple[int, int, int, FoundRejected]] = []
+
+    def take(found: FoundRejected) -> None:
+        add = heapq.heappush if len(newest) < limit else heapq.heappushpop
+        add(newest, (found.rejected_at_ms, found.partition, found.offset, found))
+
+    reader.each(selection, take)
+    return [found for *_, found in sorted(newest, reverse=True)]
+
+
+def show(console: rich.console.Console, found: FoundRejected) -> None:
+    """Print one rejected record for a person: its fields, its headers and its value."""
+    document = found.document() | {
+        "rejected_at_ms": times.shown(found.rejected_at_ms),
+        "appended_at_ms": times.shown(found.record.appended_at_ms),
+    }
+    value = document.pop("value_base64")
+    for header in document.pop("headers"):
+        document[f"header {header['name']}"] = base64.b64decode(header["value_base64"]).decode(errors="replace")
+    for name, shown in document.items():
+        if shown is not None:
+            console.print(f"{name.removesuffix('_ms'):20}", shown)
+    console.print("(a tombstone)" if value is None else base64.b64decode(value).decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def reading(config: settings.Settings, console: rich.console.Console | None = None) -> Iterator[RejectedReader]:
+    """Yield a reader, and close it afterwards. Raise SettingsError if there is no rejected topic."""
+    with contextlib.closing(RejectedReader(config, console)) as reader:
+        reader.require_topic()
+        yield reader
+
+
+def _runs(offsets: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last offset of each run of `offsets` (ascending). A run has no gap above RUN_GAP."""
+    first = last = None
+    for offset in offsets:
+        if first is None or last is None:
+            first = offset
+        elif offset - last > RUN_GAP:
+            yield first, last
+            first = offset
+        last = offset
+    if first is not None and last is not None:
+        yield first, last
+
+
+def _found(message: confluent_kafka.Message) -> FoundRejected:
+    return FoundRejected(
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        rejected_at_ms=message.timestamp()[1],
+        record=rejected_records.decode(message.value() or b""),
+    )
