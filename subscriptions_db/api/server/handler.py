@@ -58,7 +58,7 @@ class ApiRequest:
             hashlib.sha256(self.body).hexdigest(),
         ]
         if self.conditions != etags.UNCONDITIONAL:  # else the digest is that of earlier versions, whose answers are stored
-            asked.append(list(self.conditions))
+            asked.append([None if value is None else _with_any_bytes(value) for value in self.conditions])
         if self.principal.scope is Scope.WRITE_ONLY:
             asked.append(str(Scope.WRITE_ONLY))
         return hashlib.sha256(orjson.dumps(asked)).digest()
@@ -208,6 +208,11 @@ def _document(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise problems.invalid(("", "the body must be a JSON object"))
     return document
+
+
+def _with_any_bytes(header: str) -> str:
+    """Return a header as JSON can carry it. aiohttp makes surrogates of bytes that are not UTF-8; ASCII stays as it is."""
+    return header.encode(errors="surrogateescape").decode("latin-1")
 
 
 def _claim(connection: connect.Connection, route: Route, request: ApiRequest) -> ApiAnswer | None:

@@ -109,6 +109,13 @@ def test_a_repeat_with_other_conditions_is_another_request(acme):
         assert (refused.status, refused.fields) == (422, ["Idempotency-Key"])
 
 
+@pytest.mark.parametrize("header", ["if-match", "if-none-match"])
+def test_a_condition_of_bytes_that_are_not_utf_8_is_refused(acme, header):
+    """Regression: with an `Idempotency-Key`, such a request was answered 500."""
+    refused = acme.patch("/v1/endpoints/acme-orders", {"max_in_flight": 5}, idempotency_key="bytes", **{header: "no tag \xe1"})
+    assert (refused.status, [field.lower() for field in refused.fields]) == (422, [header])
+
+
 KEYS = {Scope.OPERATOR: "operator", Scope.PUBLISHER: "publisher"}
 
 
