@@ -38,8 +38,8 @@ class ClockCheck:
                 return
             self._warn_at = self._clock() + WARNED_EVERY_S
         log.warning(
-            "the clock of a worker is %.0f s %s the driver's (fanout_clock_ahead_seconds names the lane). The worker signs "
-            "with the driver's time, so deliveries continue. Synchronise the clocks of all hosts by NTP: receivers refuse "
-            "signatures whose timestamp is minutes off",
+            "the clock of a worker is %.0f s %s the driver's (fanout_clock_ahead_seconds names the lane; the worker's host is "
+            "not known). Workers sign with the driver's time, so deliveries continue. Synchronise the clocks of all hosts by "
+            "NTP: if the driver's clock is minutes off, receivers refuse the signatures",
             abs(ahead_s), "ahead of" if ahead_s > 0 else "behind",
         )  # fmt: skip

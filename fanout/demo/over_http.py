@@ -1,7 +1,7 @@
 """Poll, compare, acknowledge and redrive dead letters over HTTP, as a customer does.
 
-Runs in `fanout` commands. A Client uses only the API (docs/dead-letters.md). The function `clients` writes its API key to
-Postgres.
+Runs in `fanout` commands. A Client uses only the API (docs/dead-letters.md). The function `clients` writes the Clients' API
+keys to Postgres.
 """
 
 from __future__ import annotations

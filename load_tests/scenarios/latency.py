@@ -99,7 +99,11 @@ def run(scenario: LatencyScenario, terms: stage.Terms) -> dict[str, Any]:
 
 
 def _kill(scenario: LatencyScenario, on: stage.Stage, chosen: Mapping[str, str], terms: stage.Terms) -> list[str]:
-    """Kill a driver or worker of the delivering job, again and again; then wait for all events. Return the killed roles."""
+    """Run the job under load, and kill its driver or a worker `scenario.kills` times, each chosen at random.
+
+    A job that ends is started again; no other job may run. Meanwhile publish `scenario.kills_per_s` events a second. Then wait
+    until all events arrive. Return the killed roles, in order.
+    """
     rng = random.Random(scenario.seed)
     roles = [rng.choice(ROLES) for _ in range(scenario.kills)]
     servers, customers, sent = on

@@ -141,7 +141,7 @@ def _require_plain(value: Any, max_depth: int) -> None:
         if least_bytes > 2 * MAX_BYTES:
             raise errors.RegistrationError("", f"has more than {2 * MAX_BYTES} bytes as JSON: shorten it")
         if isinstance(part, str) and "\0" in part:
-            raise errors.RegistrationError("", "contains a NUL character, which Postgres cannot store: remove it")
+            raise errors.RegistrationError("", r"contains a NUL character (\u0000), which Postgres cannot store: remove it")
         if isinstance(part, str) and any("\ud800" <= letter <= "\udfff" for letter in part):
             raise errors.RegistrationError(
                 "", "contains a lone surrogate (half of a character), which Postgres cannot store: remove it"

@@ -110,10 +110,11 @@ class StatefulLane(abc.ABC):
         self._pending.value = ShardBacklog()  # an interrupted micro-batch may have reported a part
 
     def _deliver(self, due: DataFrame) -> Result:
-        """Run the tasks that deliver. Return REPLAN if an executor ended with shuffled rows that the tasks had to read.
+        """Run the tasks that deliver, and return COMMITTED.
 
-        Otherwise return COMMITTED. Raise RowsLost if rows are lost again after MOST_RESTARTS consecutive restarts.
-        Raise Spark's error if a task failed.
+        If an executor ended with shuffled rows that the tasks had to read, return REPLAN: the lane restarts its query. After
+        MOST_RESTARTS such restarts without a complete micro-batch between them, raise RowsLost instead. Raise Spark's error if
+        a task failed.
         """
         try:
             with self._context.sizing.shuffles.in_use():

@@ -216,7 +216,9 @@ def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], l
     is_json = media_type == JSON or opaque.is_json(media_type)
     if not is_json and not opaque.is_media_type(media_type):
         raise errors.EventRejected(
-            "unsupported", f"content type {media_type[:100]!r} is not the media type of a payload: use one such as text/xml"
+            "unsupported",
+            f"content type {media_type[:100]!r} is not a valid media type of a payload, or has too many characters: use one "
+            "such as text/xml",
         )
     further = event_attributes.further_attributes(attributes, event_attributes.NAMED)
     if value is None:

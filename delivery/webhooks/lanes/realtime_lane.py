@@ -191,8 +191,9 @@ class RealtimeSlices:
     def end_slice(self) -> None:
         """Ask for the end of the current slice, so that the next slice has a new registry. Does not wait.
 
-        The slice ends at the next check: each CHECK_EVERY_S, and after each chunk of records. A check while a chunk is taken
-        leaves the end to a later check. If there is no slice now, the next slice ends in the same way.
+        The slice ends at the next check: each CHECK_EVERY_S, and after each chunk of records. While the slice takes in a
+        chunk, a check does not end it; the check after the chunk does. If there is no slice now, the next slice ends at its
+        first check.
         """
         self._must_end_slice = True
 

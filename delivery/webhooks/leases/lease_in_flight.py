@@ -52,8 +52,9 @@ class Prepared(NamedTuple):
 
 
 class LeaseInFlight:
-    """A lease in one worker: the retry entries that wait for an attempt, the end of the time for attempts, and the report.
+    """A lease in one worker: the retry entries that wait for an attempt, and the report to the lease's shard.
 
+    `until` is the latest time at which an attempt may begin.
     `ended` has the keys of deliveries that an earlier run of the micro-batch or task completed.
     """
 

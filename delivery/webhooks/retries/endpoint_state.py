@@ -103,7 +103,10 @@ class EndpointState(msgspec.Struct, array_like=True):
         return waiting.background_attempt is not None and waiting.background_attempt not in self.background
 
     def forget_background_attempt(self, due: retry_messages.RetryEntry) -> None:
-        """Forget the background attempt of an entry that the timer wheel returned, because the entry is retried now."""
+        """Stop tracking the background attempt that was in flight when an entry was postponed.
+
+        The timer wheel has returned the entry, and it is retried now. The attempt must not have completed.
+        """
         if due.background_attempt is not None:
             del self.background[due.background_attempt]
 

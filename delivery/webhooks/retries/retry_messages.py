@@ -179,7 +179,10 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
 
     @classmethod
     def health_hint(cls, endpoint_id: EndpointId, customer_id: CustomerId, *, accepts: bool, at_ms: int) -> Self:
-        """Return a message which says that an endpoint accepts (`accepts`) or fails requests of a fast lane at `at_ms`."""
+        """Return a message which says that, at `at_ms`, an endpoint accepted (`accepts`) or failed requests.
+
+        The requests were those of the direct, batch or real-time lane.
+        """
         return cls(endpoint_id, customer_id, [], accepts=accepts, at_ms=at_ms)
 
     @property
@@ -238,9 +241,10 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
 
 
 class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Retry entries of one endpoint that a shard gives to a worker: to attempt them for a limited time, or to end them.
+    """Retry entries of one endpoint that a shard gives to a worker, which attempts them for a limited time.
 
-    Entries to attempt are the first of one FIFO.
+    If `given_up` is set, the worker ends the entries without an attempt, as dead letters or as skipped. Entries to attempt come
+    from the front of one FIFO, in its order.
     """
 
     endpoint_id: EndpointId

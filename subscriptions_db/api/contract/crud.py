@@ -244,8 +244,8 @@ def of_whole_customer(call: Call) -> Iterator[None]:
 def owner_for(call: Call, wanted: str | None) -> str:
     """Return the customer of a request: the customer of its API key, or, with an operator's key, the customer `wanted`.
 
-    Raise Refused with 422 if an operator's key names no customer, or if a customer's key names another customer. The answer
-    about another customer is the same as about a customer that does not exist.
+    Raise Refused with 422 if a request with an operator's key names no customer, or one with a customer's key names another
+    customer. The answer about another customer is the same as about a customer that does not exist.
     """
     own = call.principal.customer_id
     if own is None and wanted is None:

@@ -128,7 +128,8 @@ def create(call: Call) -> Consumer:
     Raise RegistrationError for an invalid cursor, and for a customer that does not exist. Raise Refused:
 
     * 409: the name is taken.
-    * 422: the request names more than one place, or an operator's key names no `customer`, or a customer's key another.
+    * 422: the request names more than one place, no `customer` with an operator's key, or another customer with a customer's
+      key.
     * 422: the key is limited to endpoints, and `endpoint` is not one of them.
     * 429: the customer has the maximum of consumers. An operator's key may create more.
     """
@@ -182,7 +183,8 @@ def seek(call: Call) -> Consumer:
     Polls do not lease the other dead letters up to the place, not even those without an ack.
 
     Raise Refused with 404 if there is no such consumer. Raise it with 422 if the request does not name exactly one place, or if
-    an operator's key names no `customer`, or a customer's key another. Raise RegistrationError for an invalid cursor.
+    the request names no `customer` with an operator's key, or another customer with a customer's key. Raise RegistrationError
+    for an invalid cursor.
     """
     before, customer_id = existing_consumer(call), customer_of(call)
     after = _position(call, customer_id, call.body_as(SeekTarget))

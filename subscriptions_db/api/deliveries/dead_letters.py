@@ -135,7 +135,8 @@ class LetterPageFields(TypedDict):
 def customer_of(call: Call) -> str:
     """Return the customer of the request: the customer of its API key, or, with an operator's key, the parameter `customer`.
 
-    Raise Refused with 422 if an operator's key names no customer, or if a customer's key names another customer.
+    Raise Refused with 422 if a request with an operator's key names no customer, or one with a customer's key names another
+    customer.
     """
     return crud.owner_for(call, call.query_as(CustomerQuery).customer)
 

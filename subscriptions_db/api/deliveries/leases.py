@@ -125,8 +125,8 @@ def lease(call: Call) -> LeasedDeadLetters | LongPoll:
     """Lease dead letters to a poller.
 
     Return a long poll instead if the request has `wait_s`, no dead letter was leased, and `has_more` is False. Raise Refused
-    with 404 if there is no such consumer. Raise Refused with 422 if an operator's key names no customer, or if a customer's key
-    names another customer.
+    with 404 if there is no such consumer. Raise Refused with 422 if a request with an operator's key names no customer, or one
+    with a customer's key names another customer.
     """
     wanted, now = call.body_as(LeaseRequest), dt.datetime.now(dt.UTC)
     try:

@@ -93,7 +93,7 @@ def unpark(call: Call) -> UnparkedDeadLetters:
     * 409: nothing was unparked, because the consumer has leased the maximum of dead letters without an ack. Parked ones do
       not count.
     * 422: the request does not name the dead letters in exactly one way.
-    * 422: an operator's key names no `customer`, or a customer's key another.
+    * 422: the request names no `customer` with an operator's key, or another customer with a customer's key.
     """
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
     if wanted.letters is None and not wanted.everything:

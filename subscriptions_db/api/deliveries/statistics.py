@@ -132,7 +132,8 @@ def of_customer(call: Call) -> Statistics:
 
     * 403: the key is limited to endpoints. Row-level security hides the sum over all endpoints, and the sum over the key's
       endpoints is not stored.
-    * 422: the time range is not allowed, an operator's key names no customer, or a customer's key names another customer.
+    * 422: the time range is not allowed, the request names no customer with an operator's key, or another customer with a
+      customer's key.
     """
     if call.principal.endpoints is not None:
         raise problems.Refused(

@@ -125,7 +125,7 @@ def change(call: Call) -> ChangedEndpoints:
 
     * 403: a key of scope `write_only` asks for more than it may read (see `_require_shown`).
     * 422: the request does not name the endpoints in exactly one way.
-    * 422: an operator's key names no customer, or a customer's key names another customer.
+    * 422: the request names no customer with an operator's key, or another customer with a customer's key.
     * 422: the request has `rotation` with another action than `rotate_secret`, or a list's `previous_cursor` as `cursor`.
     """
     wanted = call.body_as(EndpointsToChange)
