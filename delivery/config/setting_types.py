@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import pydantic
 from pydantic import Field
@@ -75,21 +74,3 @@ class Area(pydantic.BaseModel):
     """One group of settings, such as `[kafka]` in TOML: frozen, checked, without unknown names, and with finite numbers."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-_AreaT = TypeVar("_AreaT", bound=Area)
-
-
-def apart(area: _AreaT) -> _AreaT:
-    """Return `area`; raise ValueError if one of its settings `…_field` names a path within the path of another one.
-
-    No event can meet both settings: a value would have to be a text and an object.
-    """
-    paths = {name: getattr(area, name) for name in type(area).model_fields if name.endswith("_field")}
-    for (inner, path), (outer, parent) in itertools.permutations(paths.items(), 2):
-        if path.startswith(f"{parent}."):
-            raise ValueError(
-                f"{inner} is {path}, within the field {parent} of {outer}, and no event can have both: name two fields of "
-                "which neither contains the other"
-            )
-    return area

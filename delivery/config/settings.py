@@ -16,7 +16,7 @@ from delivery.config.oidc_settings import OidcSettings
 from delivery.config.scaling_settings import ScalingSettings
 from delivery.config.schema_settings import SchemaRegistrySettings
 from delivery.config.service_settings import ApiSettings, ArchiveSettings, OperationsSettings
-from delivery.config.setting_types import Area, Matching, Seconds, TopicPattern, apart, pairs, pattern_or_none, with_one_group
+from delivery.config.setting_types import Area, Matching, Seconds, TopicPattern, pairs, pattern_or_none, with_one_group
 
 _DNS_NAME = Matching(
     r"([A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?)?",
@@ -127,8 +127,6 @@ class SourceSettings(Area):
     partition. Other consumers of the topic get the batch and its events. The job needs the right to write to the topics. If
     Kafka refuses an event for good, the batch is rejected as `not_written`. Applications with different lanes need the same
     value (docs/adr/0049-batch-records-taken-apart.md)."""
-
-    _fields_apart = pydantic.model_validator(mode="after")(apart)
 
 
 class SnapshotSettings(Area):

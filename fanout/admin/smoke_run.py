@@ -137,7 +137,10 @@ def run(
 
 
 def event(source: settings.SourceSettings, event_id: str) -> bytes:
-    """Return the test event as JSON, with id, type, tenant and time in the fields that the settings name."""
+    """Return the test event as JSON, with id, type, tenant and time in the fields that the settings name.
+
+    Raise SettingsError if one of these fields lies within another one.
+    """
     document: dict[str, Any] = {}
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
     attributes = {
@@ -147,6 +150,11 @@ def event(source: settings.SourceSettings, event_id: str) -> bytes:
         source.time_field: now,
     }
     for path, value in attributes.items():
+        if inner := next((other for other in attributes if other.startswith(f"{path}.")), None):
+            raise errors.SettingsError(
+                f"no event can have both the field {path} and the field {inner}, so nothing was published: correct the "
+                "settings source.*_field, which name the fields of an event"
+            )
         *parents, last = path.split(".")
         part = document
         for name in parents:

@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
-from delivery import errors
 from fanout.terminal import commands, listing
 from fanout.terminal.commands import AsJson
 
 app = typer.Typer(
-    help="Find, show and republish rejected records: records of event topics that the job delivers to nobody.",
+    help="Find and show rejected records: records of event topics that the job delivers to nobody.",
     no_args_is_help=True,
 )
 
@@ -64,51 +63,3 @@ def show(
         commands.print_json(found.document())
     else:
         rejected_search.show(commands.console, found)
-
-
-@app.command()
-def republish(
-    context: typer.Context,
-    reason: OfReason = None,
-    topic: OfTopic = None,
-    since: Since = None,
-    until: Until = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Republish all rejected records. Required when no other option selects them.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be republished, and change nothing.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Copy rejected records to the ends of their topics, after the cause is mended. The job reads them once more.
-
-    For example, register the tenant, then republish --reason unknown_tenant. Each call publishes the selected records again.
-    --since leaves out those of an earlier call. If an event comes twice, its deliveries have the same webhook-id.
-    """
-    from fanout.redrive import rejected_search  # noqa: PLC0415
-    from fanout.redrive import republish as republication  # noqa: PLC0415
-
-    wanted = rejected_search.RejectedSelection.from_options(reason, topic, since=since, until=until)
-    if wanted == rejected_search.RejectedSelection() and not everything:
-        raise errors.SettingsError(
-            "no rejected records are selected, and nothing was republished: add --reason, --topic, --since or --until; or "
-            "--all for all of them"
-        )
-    config = commands.settings_of(context)
-    with rejected_search.reading(config, commands.progress) as reader:
-        summary = republication.republish(config, reader, wanted, dry_run=dry_run)
-    if as_json:
-        commands.print_json(summary.document() | {"dry_run": dry_run})
-        return
-    if summary.topics:
-        commands.print_table([{"topic": name, "records": count} for name, count in summary.topics.most_common()])
-    commands.console.print(f"{summary.records} records {'would be published' if dry_run else 'published'} again")
-    if summary.expired:
-        commands.console.print(
-            f"{summary.expired} records are left out: Kafka no longer has them in their topics. `fanout rejected show` shows "
-            "what the rejected topic has of them"
-        )
-    if summary.no_topic:
-        commands.console.print(
-            f"{summary.no_topic} records are left out: they are events of unreadable retry entries, or of a topic that does "
-            "not exist or that source.topic_pattern does not match"
-        )

@@ -278,7 +278,7 @@ def redrive(
     at most `limit` dead letters, the oldest. With `dry_run`, only count. `now_ms` None: the present time.
 
     Raise SettingsError if there is no attempts or retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or
-    writing fails. If some dead letters may be enqueued then, the error says so, and the next call leaves these out.
+    writing fails. If some dead letters may be enqueued then, the error says so; the next call leaves these out.
     """
     missing = reader.missing_topic()
     if missing is not None:  # without the attempts topic, redriven dead letters would be redriven again
@@ -306,10 +306,10 @@ def redrive(
         if chosen:
             reader.read(extents, take)
         enqueuer.finish()
-    except (errors.KafkaUnavailable, errors.RecordUnreadable) as exc:
+    except errors.KafkaUnavailable as exc:
         if dry_run:
             raise
-        raise type(exc)(f"{exc}. Some dead letters may be redriven already. Redrive again: it leaves these out") from exc
+        raise errors.KafkaUnavailable(f"{exc}. Some dead letters may be redriven; another redrive leaves these out") from exc
     enqueuer.summary.redriven_before = plan.redriven_before
     return enqueuer.summary
 

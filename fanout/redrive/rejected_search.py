@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import heapq
 import re
 import time
@@ -27,8 +28,6 @@ from fanout.kafka import topic_scanner
 from fanout.kafka.places import Place
 from fanout.terminal import times
 
-RUN_GAP = 1000
-"""If two wanted offsets are at most this far apart, `originals` also reads the records between them."""
 _NAME = re.compile(r"(?P<partition>[0-9]+):(?P<offset>[0-9]+)")
 
 
@@ -103,7 +102,7 @@ class FoundRejected:
 
 
 class RejectedReader:
-    """Read the rejected topic, and the records that were rejected.
+    """Read the rejected topic.
 
     All methods except `close` raise KafkaUnavailable if Kafka does not answer or refuses a request, and RecordUnreadable if a
     record of the rejected topic is not one that the job writes.
@@ -119,13 +118,9 @@ class RejectedReader:
         if self._topic not in self._scanner.names():
             raise errors.SettingsError(
                 f"topic {self._topic} on {self._config.kafka.bootstrap_servers} does not exist, or this login may not describe "
-                "it. No rejected record was read, and nothing was published. Start the job, which creates the topic, correct "
+                "it. No rejected record was read. Start the job, which creates the topic, correct "
                 "delivery.rejected_topic, or grant the login Describe on the topic"
             )
-
-    def event_topics(self) -> set[str]:
-        """Return the event topics that exist and that this login may describe."""
-        return set(topic_scanner.event_topics(self._config, self._scanner.names()))
 
     def each(self, selection: RejectedSelection, take: Callable[[FoundRejected], None]) -> None:
         """Call `take` with every selected record of the rejected topic, in order within each partition."""
@@ -144,7 +139,8 @@ class RejectedReader:
             place, offset = Place(self._topic, int(named["partition"])), int(named["offset"])
             low, end = self._scanner.bounds(place)
             if low <= offset < end:
-                self.originals(place, [offset], lambda message: found.append(_found(message)))
+                extent = topic_scanner.Extent(place=place, low=low, first=offset, end=offset + 1)
+                self._scanner.read([extent], "the rejected record", lambda message: found.append(_found(message)))
         if not found:
             raise errors.SettingsError(
                 f"there is no rejected record {name} in Kafka, so nothing is shown: it may have expired, or the name is wrong. "
@@ -152,32 +148,20 @@ class RejectedReader:
             )
         return found[0]
 
-    def originals(self, place: Place, offsets: list[int], consume: topic_scanner.Consume) -> None:
-        """Call `consume` with the records of a partition at `offsets`, in order, without those that Kafka has deleted.
-
-        `offsets` are ascending. Offsets at most RUN_GAP apart are read together, with the records between them.
-        """
-        low, end = self._scanner.bounds(place)
-        wanted = {offset for offset in offsets if low <= offset < end}
-
-        def taken(message: confluent_kafka.Message) -> None:
-            if message.offset() in wanted:
-                consume(message)
-
-        for first, last in _runs(sorted(wanted)):
-            extent = topic_scanner.Extent(place=place, low=low, first=first, end=last + 1)
-            self._scanner.read([extent], f"records of {place.topic}", taken)
-
     def close(self) -> None:
         """Close the connection to Kafka."""
         self._scanner.close()
 
 
 def find(reader: RejectedReader, selection: RejectedSelection, limit: int) -> list[FoundRejected]:
-    """Return the newest of the selected records, at most `limit`, in order from the newest to the oldest."""
+    """Return the newest of the selected records, at most `limit`, in order from the newest to the oldest.
+
+    The records come without their values and headers, because `limit` may be large.
+    """
     newest: list[tuple[int, int, int, FoundRejected]] = []
 
-    def take(found: FoundRejected) -> None:
+    def take(whole: FoundRejected) -> None:
+        found = dataclasses.replace(whole, record=msgspec.structs.replace(whole.record, headers=[], value_base64=None))
         add = heapq.heappush if len(newest) < limit else heapq.heappushpop
         add(newest, (found.rejected_at_ms, found.partition, found.offset, found))
 
@@ -187,17 +171,31 @@ def find(reader: RejectedReader, selection: RejectedSelection, limit: int) -> li
 
 def show(console: rich.console.Console, found: FoundRejected) -> None:
     """Print one rejected record for a person: its fields, its headers and its value."""
-    document = found.document() | {
-        "rejected_at_ms": times.shown(found.rejected_at_ms),
-        "appended_at_ms": times.shown(found.record.appended_at_ms),
+    record = found.record
+    fields = {
+        **found.row(),
+        "appended at": _shown_time(record.appended_at_ms),
+        "bytes": "none: a tombstone" if record.value_bytes is None else str(record.value_bytes),
     }
-    value = document.pop("value_base64")
-    for header in document.pop("headers"):
-        document[f"header {header['name']}"] = base64.b64decode(header["value_base64"]).decode(errors="replace")
-    for name, shown in document.items():
-        if shown is not None:
-            console.print(f"{name.removesuffix('_ms'):20}", shown)
-    console.print("(a tombstone)" if value is None else base64.b64decode(value).decode(errors="replace"))
+    for name, shown in fields.items():
+        console.print(f"{name:20}", shown)
+    for header in record.headers:
+        console.print(f"{f'header {header.name}':20}", _text(header.value_base64))
+    if record.value_base64 is not None:
+        console.print(_text(record.value_base64))
+
+
+def _shown_time(at_ms: int) -> str:
+    """Return a time as text. A producer may set any record time: one outside of the years 1970 to 9999 stays a number."""
+    return times.shown(at_ms) if 0 <= at_ms <= times.LAST_MS else f"{at_ms} ms since 1970"
+
+
+def _text(base64_text: str) -> str:
+    """Return the bytes in a base64 text as text; the base64 text itself if another program wrote a wrong one."""
+    try:
+        return base64.b64decode(base64_text, validate=True).decode(errors="replace")
+    except ValueError:
+        return base64_text
 
 
 @contextlib.contextmanager
@@ -206,20 +204,6 @@ def reading(config: settings.Settings, console: rich.console.Console | None = No
     with contextlib.closing(RejectedReader(config, console)) as reader:
         reader.require_topic()
         yield reader
-
-
-def _runs(offsets: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last offset of each run of `offsets` (ascending). A run has no gap above RUN_GAP."""
-    first = last = None
-    for offset in offsets:
-        if first is None or last is None:
-            first = offset
-        elif offset - last > RUN_GAP:
-            yield first, last
-            first = offset
-        last = offset
-    if first is not None and last is not None:
-        yield first, last
 
 
 def _found(message: confluent_kafka.Message) -> FoundRejected:

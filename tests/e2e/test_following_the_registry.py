@@ -15,7 +15,6 @@ from delivery.webhooks.retries import retry_messages, retry_records
 from fanout.admin import registry_commands, smoke_run
 from fanout.local import kafka_server as local_kafka
 from fanout.local import stack
-from fanout.redrive import rejected_search, republish
 from subscriptions_db.postgres import connect
 from tests.e2e.conftest import JOB_TIMEOUT_S, assert_eventually
 from tests.e2e.jobs import OFTEN, Job
@@ -116,25 +115,6 @@ def smoke_tests(platform):
     assert not [row for found in rows.values() for row in found if row["id"].startswith(smoke_run.NAME)]
 
 
-def republish_events_of_a_late_tenant(platform):
-    """The job rejects events of an unregistered tenant. `fanout rejected republish` delivers them after the registration."""
-    late = platform.publish(2, first=5000, tenant_id="late")
-    assert_eventually(lambda: {row.reason for row in platform.ledger().rejected.values()}, {"unknown_tenant"}.issubset)
-    platform.register([], tenants=("late",), endpoints=())
-    numbers, published = itertools.count(5002), []
-
-    def publish_another():
-        published.extend(platform.publish(1, first=next(numbers), tenant_id="late"))
-        return set(platform.accepted("ep2")) & set(published)
-
-    assert_eventually(publish_another, bool)  # the registration is in effect when an event of the tenant arrives
-    assert not set(late) & set(platform.accepted("ep2"))
-    with rejected_search.reading(platform.config) as reader:
-        wanted = rejected_search.RejectedSelection(reason="unknown_tenant")
-        assert republish.republish(platform.config, reader, wanted).records >= len(late)
-    assert_eventually(lambda: platform.accepted("ep2"), lambda got: [got.count(event_id) for event_id in late] == [1, 1])
-
-
 def test_a_running_job_follows_the_registry_and_the_topics(platform, own_postgres):
     """One job, one story: the steps share its start, which takes most of the time.
 
@@ -145,9 +125,8 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform, own_postgre
     5. A topic that did not exist is found, from its first record; and so are partitions that it gets later.
     6. All secrets are sealed by another key of its ring, and every event is delivered and verifies.
     7. Ten signing secrets follow each other, and each request verifies by the one secret that its customer has then.
-    8. Events of a tenant that was registered too late are republished and delivered.
-    9. `fanout smoke-test` delivers to a receiver of its own or to another, says why where that fails, and cleans up.
-    10. A second job on the same checkpoint is refused at once.
+    8. `fanout smoke-test` delivers to a receiver of its own or to another, says why where that fails, and cleans up.
+    9. A second job on the same checkpoint is refused at once.
 
     test_seen_from_outside.py has a start without a schema, and test_one_job.py one without the old key.
     """
@@ -183,8 +162,6 @@ def test_a_running_job_follows_the_registry_and_the_topics(platform, own_postgre
     last = rotate_ten_times(platform)
     assert_eventually(lambda: platform.accepted("ep2"), lambda got: set(last) <= set(got))
     assert all(request.is_verified for request in platform.received)
-
-    republish_events_of_a_late_tenant(platform)
 
     smoke_tests(platform)
 

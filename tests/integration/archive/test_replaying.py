@@ -123,6 +123,21 @@ def test_a_time_range_is_replayed_in_chunks_within_a_bound(world):
     assert (shown.state, shown.handed_over, shown.records, shown.delivered, shown.is_whole) == (ReplayState.DONE, 7, 7, 3, True)
 
 
+def test_events_that_came_before_their_tenant_was_registered_are_replayed(world):
+    """As docs/operations.md#rejected-records says: the lanes reject such events, and a replay needs no second publishing."""
+    world.publish_raw(orjson.dumps({"id": "e0", "tenant_id": "late"}))
+    world.publish(1)
+    world.ask("ep2")
+    world.carry_out()
+    assert [event_id for _, event_id, _ in world.handed_over()] == ["e1"]
+    ring = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": keyring.generate()}))
+    with_tenant = DOCUMENT | {"tenants": [{"id": "t1"}, {"id": "late"}]}
+    apply.apply(world.connection, manifest.check(with_tenant, guard.Guard()), ring)
+    world.ask("ep1")
+    world.carry_out()
+    assert [event_id for endpoint, event_id, _ in world.handed_over() if endpoint == "ep1"] == ["e0", "e1"]
+
+
 def test_replays_and_resends_decode_and_wait_for_the_schema_registry(world):
     schema = {"type": "record", "name": "Order", "fields": [{"name": name, "type": "string"} for name in ("id", "tenant_id")]}
     with SchemaRegistry() as registry:

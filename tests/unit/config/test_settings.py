@@ -1,6 +1,5 @@
 """The settings: their sources, their checks, and the messages about wrong settings."""
 
-import contextlib
 import re
 
 import pytest
@@ -278,15 +277,6 @@ def test_a_schema_registry_that_cannot_be_asked_is_refused(folder, wrong, said):
         settings_loader.read({}, root=folder)
     assert said in str(refused.value)
     assert "canary" not in str(refused.value)
-
-
-@pytest.mark.parametrize(("tenant", "is_refused"), [("meta.tenant", True), ("meta", False), ("metadata", False)])
-def test_a_field_within_the_field_of_another_attribute_is_refused(folder, tenant, is_refused):
-    """Regression: `fanout smoke-test` ended with a traceback, and the job rejected every event."""
-    (folder / "fanout.toml").write_text(f"[source]\nid_field = 'meta'\ntenant_field = '{tenant}'")
-    with pytest.raises(errors.SettingsError) if is_refused else contextlib.nullcontext() as refused:
-        settings_loader.read({}, root=folder)
-    assert not is_refused or "tenant_field is meta.tenant, within the field meta of id_field" in str(refused.value)
 
 
 def test_the_provider_of_tokens_is_read_from_the_environment(folder):

@@ -66,6 +66,13 @@ def test_an_event_that_the_job_would_reject_is_refused(config, said):
         smoke_run.require_readable(config, message)
 
 
+@pytest.mark.parametrize("fields", [{"tenant_field": "id.tenant"}, {"id_field": "time.id"}])
+def test_a_field_within_the_field_of_another_attribute_is_named(fields):
+    """Regression: the first ended with a traceback, the second waited for an event without an id."""
+    with pytest.raises(errors.SettingsError, match="no event can have both the field"):
+        smoke_run.event(source(**fields).source, "e1")
+
+
 def test_an_address_that_the_guard_refuses_is_named():
     with pytest.raises(errors.SettingsError, match=r"refuses http://10\.0\.0\.7:8080/ .*--endpoint-url https://"):
         smoke_run.require_allowed(CLOSED, "http://10.0.0.7:8080/")
