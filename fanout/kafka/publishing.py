@@ -148,16 +148,16 @@ def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[
     counts: collections.Counter[str] = collections.Counter()
     publisher = Publisher(config.kafka)
     try:
+        for message in messages:
+            if message.topic not in counts:
+                topics.ensure(config.kafka, [message.topic], EVENT_PARTITIONS)
+            publisher.publish(message)
+            counts[message.topic] += 1
+    finally:
         try:
-            for message in messages:
-                if message.topic not in counts:
-                    topics.ensure(config.kafka, [message.topic], EVENT_PARTITIONS)
-                publisher.publish(message)
-                counts[message.topic] += 1
-        finally:
             publisher.flush()
-    except errors.KafkaUnavailable as exc:
-        raise errors.KafkaUnavailable(f"{exc}. Records that Kafka has are then written twice") from exc
+        except errors.KafkaUnavailable as exc:
+            raise errors.KafkaUnavailable(f"{exc}. Records that Kafka has are then written twice") from exc
     return dict(counts)
 
 
