@@ -1,7 +1,7 @@
 """Valid and invalid requests generated from the OpenAPI document: no answer has a status 5xx, and all are as documented.
 
-A seed makes them, the same ones each time. `SEED=2 EXAMPLES=200 pytest tests/integration/api/test_fuzzing.py` looks for others,
-and for longer.
+A seed makes them. Hypothesis also takes values from the modules that are loaded, so a run with other tests may make others.
+`SEED=2 EXAMPLES=200 pytest tests/integration/api/test_fuzzing.py` looks for others, and for longer.
 """
 
 import contextlib
