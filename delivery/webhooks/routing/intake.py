@@ -156,8 +156,8 @@ class Intake(Generic[Prepared]):
             # The error must affect this record only. If raised, it would fail everybody's micro-batch for ever.
             log.exception(
                 "an unforeseen error in one record: this process delivers it to nobody. A lane writes it to the rejected "
-                "topic, and a replay leaves it out. Send this traceback to the maintainers of the platform, and publish the "
-                "event again when the cause is mended",
+                "topic, and a replay leaves it out. Send this traceback to the maintainers of the platform. When the cause is "
+                "mended, replay the event (docs/operations.md#rejected-records)",
                 extra={"topic": record.topic, "partition": record.partition, "offset": record.offset},
             )
             self._count(record, receipt)
@@ -228,8 +228,8 @@ def _require_active(event: Event, router: registries.EventRouter) -> None:
         return
     status = router.tenant_status(event.tenant_id)
     if status is None:
-        detail = f"tenant {event.tenant_id} is not registered: register it, or correct the event, then publish the event again"
+        detail = f"tenant {event.tenant_id} is not registered: register it and replay the event, or publish a corrected event"
         raise errors.EventRejected("unknown_tenant", detail)
     if status is TenantStatus.SUSPENDED:
-        detail = f"tenant {event.tenant_id} is suspended: make it active, then publish the event again"
+        detail = f"tenant {event.tenant_id} is suspended: make it active, then replay the event"
         raise errors.EventRejected("suspended_tenant", detail)
