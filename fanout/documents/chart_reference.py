@@ -16,7 +16,7 @@ from delivery.config import settings
 
 OF_THE_CHART = frozenset(
     (
-        *("database.url", "api.database_url", "keys.ring", "kafka.sasl_password"),  # from Secrets
+        *("database.url", "api.database_url", "keys.ring", "kafka.sasl_password", "schema_registry.password"),  # from Secrets
         *("metrics.host", "metrics.port", "api.host", "api.port"),  # the ports of the pods
         "api.publishing",  # serve.publishing
         *("spark.checkpoint", "spark.checkpoint_lease", "scaling.min_executors", "scaling.max_executors"),  # of each driver

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from delivery.config import settings
+from fanout.documents import chart_reference
 from tests.chart import rendering
 
 
@@ -61,6 +63,20 @@ def test_a_mistake_in_the_values_is_refused_by_its_name(values, said):
     done = rendering.helm("template", "here", str(rendering.CHART), values=rendering.MINIMAL | values)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+def test_no_setting_that_is_a_secret_is_accepted_in_the_values():
+    """Regression: the chart wrote `config.schema_registry.password` into a ConfigMap."""
+    accepted = json.loads((rendering.CHART / "values.schema.json").read_text())["properties"]["config"]["properties"]
+    secret = [
+        f"{name}.{field}"
+        for name, area in settings.areas().items()
+        for field, known in area.model_json_schema()["properties"].items()
+        if "writeOnly" in json.dumps(known)
+    ]
+    assert "schema_registry.password" in secret
+    for name, field in (path.split(".") for path in secret):
+        assert field not in accepted[name]["properties"] or f"{name}.{field}" in chart_reference.PASSED_ON
 
 
 def levels(schema, path=""):
