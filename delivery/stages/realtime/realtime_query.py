@@ -52,15 +52,6 @@ STOPS_WITHIN_S = 10.0
 """Seconds in which stopping tasks must write their results, in addition to `delivery.stop_within_s` for background attempts."""
 CATCH_UP_INTERVAL = "0 seconds"
 """Trigger interval in micro-batches: each follows the previous one at once."""
-LOOK_AT = (
-    "for a failed task see its traceback in the worker's log; for a lost or silent task check the workers' memory and CPU, and "
-    "their network"
-)
-"""Advice to the operator after a fault of a task."""
-RESTARTS = (
-    f"lane %s restarts its query at the first unconfirmed record, because %s. Nothing is lost. If often logged: {LOOK_AT}"
-)
-"""Log message after a fault of a task. Its values are the lane and the fault."""
 
 
 class QueryEnd(enum.Enum):
@@ -357,10 +348,14 @@ class RealtimeLane:
             context.setLogLevel(session.LOG_LEVEL)
 
     def _stop_tasks(self, query: _Query) -> None:
-        """Stop the tasks. Wait for their deliveries to end, at most `delivery.stop_within_s` + STOPS_WITHIN_S seconds."""
+        """Stop the tasks. Wait for the deliveries that they have begun, at most `delivery.stop_within_s` + STOPS_WITHIN_S s."""
         query.server.stop_tasks()
-        deadline = time.monotonic() + self._config.delivery.stop_within_s + STOPS_WITHIN_S
-        while query.streaming_query.isActive and query.server.running_tasks and time.monotonic() < deadline:
+        within_s = self._config.delivery.stop_within_s + STOPS_WITHIN_S
+        deadline = time.monotonic() + within_s
+        while query.streaming_query.isActive and (running := query.server.running_tasks):
+            if time.monotonic() > deadline:
+                log.warning(task_server.CUT_OFF, running, NAME, within_s)
+                return
             time.sleep(POLL_S / 4)
 
     def _outcome_of(self, query: _Query) -> QueryEnd:
@@ -387,7 +382,7 @@ class RealtimeLane:
         if self._restarts > MOST_RESTARTS:
             raise errors.LaneFailed(
                 f"lane {NAME} has restarted {MOST_RESTARTS} times without handling a record, and all lanes stop: "
-                f"{fault}. Written results are kept. Fix the cause, and start again: {LOOK_AT}"
+                f"{fault}. Written results are kept. Fix the cause, and start again: {task_server.LOOK_AT}"
             )
 
 
@@ -396,5 +391,5 @@ def _outcome_after(fault: str) -> QueryEnd:
     if kafka_outage.is_schema_outage(fault):
         log.warning(streaming_lane.WAITS_FOR_SCHEMAS, NAME, fault)
         return QueryEnd.KAFKA_AWAY
-    log.warning(RESTARTS, NAME, fault)
+    log.warning(task_server.RESTARTS, NAME, fault)
     return QueryEnd.FAULT

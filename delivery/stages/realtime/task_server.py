@@ -31,6 +31,21 @@ UNRESPONSIVE_S = 10.0
 """Seconds without a report after which a task counts as failed. A healthy task reports every `realtime_task.REPORT_S`."""
 MAX_CONNECTIONS = 1000
 """Number of threads of the driver process above which a new connection is refused. Each connection has a thread."""
+LOOK_AT = (
+    "for a failed task see its traceback in the worker's log; for a lost or silent task check the workers' memory and CPU, and "
+    "their network"
+)
+"""Advice to the operator after a fault of a task."""
+RESTARTS = (
+    f"lane %s restarts its query at the first unconfirmed record, because %s. Nothing is lost. If often logged: {LOOK_AT}"
+)
+"""Log message after a fault of a task. Its values are the lane and the fault."""
+CUT_OFF = (
+    "%d tasks of lane %s have not ended the deliveries that they had begun, %.0f s after they were told to stop. The query "
+    "ends without them, and these deliveries may be repeated, with the same webhook-id. If this is logged often, raise "
+    "delivery.stop_within_s, and the time that the process manager gives the job"
+)
+"""Log message when stopping tasks take too long. Its values are the number of tasks, the lane and the seconds."""
 _PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
 """Error numbers for which another port is the cure."""
 

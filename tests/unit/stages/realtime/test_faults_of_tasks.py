@@ -50,6 +50,15 @@ def test_other_tasks_end_their_deliveries_when_one_has_no_schema():
     assert (calls, list(running)) == (["stop"], [])
 
 
+def test_tasks_that_do_not_end_their_deliveries_in_time_are_named(caplog):
+    """Regression: the job said that all results were written, and its workers were still delivering."""
+    server = SimpleNamespace(stop_tasks=lambda: None, running_tasks=2)
+    stopping = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)
+    stopping._config = SimpleNamespace(delivery=SimpleNamespace(stop_within_s=-realtime_query.STOPS_WITHIN_S))
+    stopping._stop_tasks(SimpleNamespace(server=server, streaming_query=SimpleNamespace(isActive=True)))
+    assert "2 tasks of lane realtime have not ended the deliveries that they had begun" in caplog.text
+
+
 class Timeout:
     """Spark's exception after `spark.sql.streaming.stopTimeout`, as the JVM returns it."""
 
