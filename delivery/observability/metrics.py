@@ -168,7 +168,7 @@ REUSED_IDS = Counter(
 INVALID_TIMES = Counter(
     "fanout_invalid_times",
     "Events whose time is no RFC 3339 time, and was replaced by the time of their record (source.invalid_time). Rejected "
-    "events are in fanout_rejected as bad_attribute. Every lane that reads the topic counts the event.",
+    "events are in fanout_rejected_total as bad_attribute. Every lane that reads the topic counts the event.",
     ["lane"],
 )
 TAKEN_APART = Counter(

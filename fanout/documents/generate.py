@@ -56,11 +56,12 @@ METRICS_HEAD = """\
 
 <!-- Generated from delivery/observability/metrics.py by `make docs`. -->
 
-The job, `fanout archive` and `fanout serve` serve these metrics at `/metrics`. The job's driver serves those of all workers
-too.
+The job, `fanout archive` and `fanout serve` serve these metrics at `/metrics`, if `metrics.port` is set. On one machine each of
+them needs its own port. The job's driver serves those of all workers too.
 [Operations](operations.md) says what to watch, and `deploy/helm/fanout/files/dashboard.json` shows every metric.
 
-* Labels come from closed sets and from the operator's topics. They never name a tenant, an endpoint or a URL of a customer.
+* Labels come from closed sets and from the operator's topics. They never name an endpoint or a URL of a customer. They
+  name a tenant only where a topic's name does.
 * A worker's counters count when its task has finished and the micro-batch's results are written. Requests of a failed task do
   not count; those of its second run do.
 * Counters begin at zero with each start of the process.

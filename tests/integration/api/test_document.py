@@ -78,4 +78,5 @@ def test_the_document_names_every_scope_rule_and_path():
         for operation in methods.values()
         for status in operation["responses"]
     }
-    assert refusals == documented - {200, 201, 202, 204, 400, 500}
+    # 405 is the answer to a method that the document does not have.
+    assert refusals == documented - {200, 201, 202, 204, 400} | {405}
