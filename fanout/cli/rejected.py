@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fanout.redrive import selection
 from fanout.terminal import commands, listing
 from fanout.terminal.commands import AsJson
 
@@ -41,7 +42,7 @@ def list_(
     """List rejected records, the newest first: why each was rejected, and its topic, partition and offset."""
     from fanout.redrive import rejected_search  # noqa: PLC0415
 
-    wanted = rejected_search.RejectedSelection.from_options(reason, topic, since=since, until=until)
+    wanted = selection.RejectedSelection.from_options(reason, topic, since=since, until=until)
     with rejected_search.reading(commands.settings_of(context), commands.progress) as reader:
         found = rejected_search.find(reader, wanted, limit)
     rows, table = [rejected.summary() for rejected in found], [rejected.row() for rejected in found]

@@ -79,7 +79,7 @@ class ExpectedLane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverHttp:
-    """The way of the dead letters of scenario.FAILING_CUSTOMER, which the demo polls and acknowledges over HTTP, and redrives.
+    """What became of the dead letters of scenario.FAILING_CUSTOMER, which the demo polls, acknowledges and redrives over HTTP.
 
     Each field is a number of deliveries, and counts a delivery once.
     """

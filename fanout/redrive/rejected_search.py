@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import heapq
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,43 +25,10 @@ from delivery.webhooks.results import rejected_records
 from delivery.webhooks.results.rejected_records import RejectedRecord
 from fanout.kafka import topic_scanner
 from fanout.kafka.places import Place
+from fanout.redrive.selection import RejectedSelection
 from fanout.terminal import times
 
 _NAME = re.compile(r"(?P<partition>[0-9]+):(?P<offset>[0-9]+)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RejectedSelection:
-    """Conditions that a rejected record must meet. A field that is None is no condition."""
-
-    reason: str | None = None
-    """The reason for which the record was rejected, such as `unknown_tenant`."""
-    topic: str | None = None
-    """The event topic of the record."""
-    since_ms: int | None = None
-    """Only records that were rejected at or after this time, in ms since the epoch."""
-    until_ms: int | None = None
-    """Only records that were rejected before this time, in ms since the epoch."""
-
-    @classmethod
-    def from_options(cls, reason: str | None, topic: str | None, *, since: str | None, until: str | None) -> RejectedSelection:
-        """Return the selection that command-line options name. Raise SettingsError if `since` or `until` is not a time."""
-        now_ms = round(time.time() * 1000)
-        return cls(
-            reason=reason,
-            topic=topic,
-            since_ms=None if since is None else times.moment_ms("--since", since, now_ms=now_ms),
-            until_ms=None if until is None else times.moment_ms("--until", until, now_ms=now_ms),
-        )
-
-    def matches(self, found: FoundRejected) -> bool:
-        """Return True if a rejected record meets all conditions."""
-        return (
-            self.reason in {None, found.record.reason}
-            and self.topic in {None, found.record.topic}
-            and (self.since_ms is None or found.rejected_at_ms >= self.since_ms)
-            and (self.until_ms is None or found.rejected_at_ms < self.until_ms)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +93,7 @@ class RejectedReader:
 
         def taken(message: confluent_kafka.Message) -> None:
             found = _found(message)
-            if selection.matches(found):
+            if selection.matches(found.record, found.rejected_at_ms):
                 take(found)
 
         self._scanner.read(self._scanner.extents([self._topic], since_ms=selection.since_ms), "rejected records", taken)

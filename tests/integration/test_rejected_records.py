@@ -7,6 +7,7 @@ from delivery import errors
 from delivery.webhooks.routing import intake
 from fanout.kafka import publishing
 from fanout.redrive import rejected_search
+from fanout.redrive.selection import RejectedSelection
 from tests.integration.test_dead_letters import Platform
 from tests.support import builders
 
@@ -78,7 +79,7 @@ def test_a_foreign_record_in_the_rejected_topic_is_named_by_place(platform):
         rejected_search.reading(platform.config) as reader,
         pytest.raises(errors.RecordUnreadable, match=rf"{platform.topics.rejected}:\d:0 is not one"),
     ):
-        rejected_search.find(reader, rejected_search.RejectedSelection(), 1)
+        rejected_search.find(reader, RejectedSelection(), 1)
 
 
 def test_a_missing_rejected_topic_is_named(platform):

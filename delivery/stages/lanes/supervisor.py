@@ -38,7 +38,7 @@ WITHOUT_DIRECT_LANE = (
 """Log message when the batch lane runs without the direct lane and passes over batch records."""
 
 HANDLED = "all records that were in Kafka at the start are handled"
-COMMITTED = "all results are written, and the next start continues after the records that are handled"
+COMMITTED = "the next start continues after the records whose results are written"
 
 
 class RunnableLane(Protocol):
