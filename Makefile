@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # The system's own first: it is compiled with profile-guided optimisation, one of pyenv is not and takes a third more CPU.
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# It installs in a third of pip's time and CPU. The system's certificates are those that pip reads.
+UV := $(BIN)/uv --system-certs
 PYTEST := $(BIN)/python -m pytest
 # Hundreds of processes start in a test run. Without compiled files each one compiles all that it imports: a job 1.3 CPU seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,13 +51,16 @@ setup: $(VENV)/locked $(VENV)/installed
 $(VENV)/locked: requirements.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: apt install python3 python3-venv, or brew install python@3.13" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { echo "python -m venv failed: apt install python3-venv" >&2; exit 1; }
-	@echo "installing the locked dependencies (some minutes, once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock \
+	@echo "installing the locked dependencies (a minute or two, once) ..."
+	@sed -n '/^uv==/,/# via/p' requirements.lock | $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r /dev/stdin
+	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock || { \
+		echo "uv could not install them. pip tries it, which also reads pip.conf and PIP_INDEX_URL ..."; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock; } \
 		|| { echo "the dependencies could not be installed: check the network" >&2; exit 1; }
 	@touch $@
 
 $(VENV)/installed: $(VENV)/locked pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(UV) pip install --quiet --python $(BIN)/python --offline --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # The jars, and an archive of the classes that Spark starts with: a minute, which pays for the many starts of the tests.
@@ -101,11 +106,10 @@ test-k8s: prepare
 
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of
 # deploy/jars/ivy.xml. Look at what has changed before it is committed.
-lock:
-	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
-	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+lock: setup
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--no-emit-find-links --extra local --extra dev pyproject.toml -o requirements.lock
-	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--no-emit-find-links -c requirements.lock pyproject.toml -o deploy/image/requirements.lock
 	$(MAKE) setup
 	$(BIN)/python -m fanout.jvm.jars

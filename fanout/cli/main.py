@@ -17,11 +17,12 @@ import typer
 
 from delivery import errors
 from delivery.config import settings
-from fanout.cli import dead_letters, development, endpoints, event_types, filters, rejected, replays, serve, smoke_test
+from fanout.cli import command_groups, development, serve, smoke_test
 from fanout.terminal import commands, listing
 from fanout.terminal.commands import AsJson, console
 
 app = typer.Typer(
+    cls=command_groups.CommandGroups,
     help="Event delivery: events from Kafka to every subscribed customer, by signed webhook.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -29,14 +30,7 @@ app = typer.Typer(
 db = typer.Typer(help="Migrate the registry's schema in Postgres.", no_args_is_help=True)
 keys = typer.Typer(help="Generate and rotate the keys that encrypt customers' secrets.", no_args_is_help=True)
 app.add_typer(db, name="db")
-app.add_typer(endpoints.app, name="endpoints")
 app.add_typer(keys, name="keys")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(rejected.app, name="rejected")
-app.add_typer(replays.app, name="replays")
-app.add_typer(filters.app, name="filter")
-app.add_typer(event_types.app, name="event-type")
-app.add_typer(serve.app, name="api-keys")
 app.command()(development.up)
 app.command()(development.demo)
 app.command()(development.listen)

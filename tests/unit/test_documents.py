@@ -20,7 +20,7 @@ from delivery.webhooks.http import guard
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import shard_scheduler
 from delivery.webhooks.sending import batch_payload, payload, signing
-from fanout.cli import main
+from fanout.cli import command_groups, main
 from fanout.demo import expected_account
 from fanout.documents import folder_map, generate, lane_pictures, links, record_formats
 from subscriptions_db import disclosure
@@ -30,7 +30,7 @@ from subscriptions_db.manifest import manifest, parts
 from tests.support import builders, reading
 
 ROOT = reading.ROOT
-GROUPS = {group.name for group in main.app.registered_groups}
+GROUPS = {group.name for group in main.app.registered_groups} | command_groups.MODULES.keys()
 DOCUMENTS = links.documents(ROOT)
 PRESENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md" and path.parent.name != "benchmarks"]
 TOP_FOLDERS = "delivery|subscriptions_db|fanout|load_tests|tests|deploy"

@@ -1,6 +1,7 @@
 """The tests that documents name exist, and are marked where `make test` leaves them out. The tables are complete."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -47,13 +48,16 @@ def mentions_slow(node: ast.AST) -> bool:
     return any("slow" in {getattr(part, "id", ""), getattr(part, "attr", "")} for part in ast.walk(node))
 
 
-FILES = {str(path.relative_to(ROOT)): path for path in (ROOT / "tests").rglob("test_*.py")}
-TESTS = [test for name, path in FILES.items() for test in found_in(name, path.read_text())]
+@functools.cache
+def all_tests() -> frozenset[FoundTest]:
+    """Return the tests of all sets. Not at import: each worker imports this file, and one runs it."""
+    files = {str(path.relative_to(ROOT)): path for path in (ROOT / "tests").rglob("test_*.py")}
+    return frozenset(test for name, path in files.items() for test in found_in(name, path.read_text()))
 
 
 def meant(path: str, name: str) -> set[FoundTest]:
     """Return the tests that a document means: those of this name, in the file `path` if it is not empty."""
-    return {test for test in TESTS if test.name == name and path in {"", test.path}}
+    return {test for test in all_tests() if test.name == name and path in {"", test.path}}
 
 
 def text_of(document: str) -> str:
@@ -76,7 +80,7 @@ def test_a_document_marks_the_tests_that_make_test_leaves_out(document):
 
 
 def test_the_marks_of_tests_are_found_in_each_form():
-    assert {test.mark for test in TESTS} == {"", "(slow)", "(in part slow)", "(k8s)", "(image)"}
+    assert {test.mark for test in all_tests()} == {"", "(slow)", "(in part slow)", "(k8s)", "(image)"}
     code = """
 class TestSlow:
     pytestmark = pytest.mark.slow

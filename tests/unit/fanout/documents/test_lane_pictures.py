@@ -9,15 +9,20 @@ from fanout.documents import flowchart, lane_pictures
 from fanout.documents.flowchart import Arrow, Code, Outside, Picture, Topics, calls, passes
 from tests.support import reading
 
-KNOWN = flowchart.known(reading.ROOT)
 PICTURES = lane_pictures.PICTURES
 PLANS_QUERY = "delivery.stages.lanes.batch_query"
 each_picture = pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
 
 
+@pytest.fixture(scope="module")
+def known():
+    """The facts about the code. Not at import: each worker imports this file, and one runs it."""
+    return flowchart.known(reading.ROOT)
+
+
 @each_picture
-def test_each_box_and_each_arrow_of_a_picture_is_in_the_code(picture):
-    assert list(flowchart.contradictions(picture, KNOWN)) == []
+def test_each_box_and_each_arrow_of_a_picture_is_in_the_code(picture, known):
+    assert list(flowchart.contradictions(picture, known)) == []
 
 
 @each_picture
@@ -72,8 +77,8 @@ BOXES = {
         (passes("shard", "tables", "Postgres", PLANS_QUERY), "does not import subscriptions_db.postgres.connect"),
     ],
 )
-def test_an_arrow_that_the_code_does_not_have_is_named(arrow, reason):
-    found = list(flowchart.contradictions(Picture(BOXES, (arrow,)), KNOWN))
+def test_an_arrow_that_the_code_does_not_have_is_named(arrow, reason, known):
+    found = list(flowchart.contradictions(Picture(BOXES, (arrow,)), known))
     assert [reason in text for text in found] == ([True] if reason else [])
 
 
@@ -85,15 +90,15 @@ def test_an_arrow_that_the_code_does_not_have_is_named(arrow, reason):
         (Topics(("delivery.retry_topic",)), "box: there is no setting delivery.retry_topic"),
     ],
 )
-def test_no_picture_is_drawn_with_a_box_that_the_code_does_not_have(box, reason):
+def test_no_picture_is_drawn_with_a_box_that_the_code_does_not_have(box, reason, known):
     with pytest.raises(ValueError, match=f"differs from the code:\n{reason}$"):
-        flowchart.drawn(Picture({"box": box}, ()), KNOWN)
+        flowchart.drawn(Picture({"box": box}, ()), known)
 
 
-def test_a_picture_shows_paths_topics_calls_and_handovers():
+def test_a_picture_shows_paths_topics_calls_and_handovers(known):
     arrows = (calls("collect", "intake", "records"), passes("collect", "shard", "Spark", PLANS_QUERY, "segments"))
     boxes = {name: BOXES[name] for name in ("collect", "intake", "shard", "topics")}
-    assert flowchart.drawn(Picture(boxes, arrows, direction="LR"), KNOWN).splitlines() == [
+    assert flowchart.drawn(Picture(boxes, arrows, direction="LR"), known).splitlines() == [
         "```mermaid",
         "flowchart LR",
         'collect["stages/tasks/collect_segments.py"]',

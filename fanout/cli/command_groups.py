@@ -1,0 +1,46 @@
+"""Import the module of a command group, such as `fanout replays`, only when a command of the group runs.
+
+Runs in `fanout` commands. To import the modules of all groups takes as much CPU as half of the start of a command, and a
+command needs one group at most.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import typer.core
+import typer.main
+
+MODULES = {
+    "endpoints": "fanout.cli.endpoints",
+    "dead-letters": "fanout.cli.dead_letters",
+    "rejected": "fanout.cli.rejected",
+    "replays": "fanout.cli.replays",
+    "filter": "fanout.cli.filters",
+    "event-type": "fanout.cli.event_types",
+    "api-keys": "fanout.cli.serve",
+}
+"""The name of each group, and the module that has its commands as `app`."""
+
+
+class CommandGroups(typer.core.TyperGroup):
+    """The root of all commands: those that are added to it, and the groups in MODULES.
+
+    `fanout --help` imports all groups, because it shows the help of each. Typer keeps the types of `ctx` and of the returned
+    command in a private module.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands and groups."""
+        return [*(name for name in super().list_commands(ctx) if name not in MODULES), *MODULES]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command or the group with this name; None if there is none."""
+        # For a name that nothing has, Typer suggests names of `commands`. So that it suggests groups too, all are added there.
+        wanted = {cmd_name} if cmd_name in self.list_commands(ctx) else set(MODULES)
+        for name in (wanted & MODULES.keys()) - self.commands.keys():
+            group = typer.main.get_group(importlib.import_module(MODULES[name]).app)
+            group.name = name
+            self.add_command(group)
+        return super().get_command(ctx, cmd_name)
