@@ -1,5 +1,6 @@
 """The examples in the documents hold, and what is generated is current."""
 
+import functools
 import importlib
 import re
 import time
@@ -252,6 +253,14 @@ def test_every_path_and_module_that_a_document_names_exists(path):
     assert [name for name in modules if not any((ROOT / f"{name}{end}").exists() for end in ("", ".py"))] == []
 
 
+@functools.cache
+def help_of(*command):
+    """Return the help of a command. Documents name most commands many times."""
+    shown = CliRunner().invoke(main.app, [*command, "--help"])
+    assert shown.exit_code == 0, command
+    return shown.output
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -269,7 +278,6 @@ def test_every_command_that_a_document_names_exists(path):
         words = line.split("#")[0].split()
         if words[:1] == ["fanout"]:
             command = words[1:3] if words[1] in GROUPS else words[1:2]
-            shown = CliRunner().invoke(main.app, [*command, "--help"])
-            assert shown.exit_code == 0, line
+            shown = help_of(*command)
             for option in (word for word in words if word.startswith("--")):
-                assert option in shown.output, line
+                assert option in shown, line
