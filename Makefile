@@ -14,7 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # A user's Python buffers what it writes to a pipe, so the tests' commands do too.
 unexport PYTHONUNBUFFERED
 # Who runs what: tests/conftest.py. Four workers on two cores: a test of the whole platform waits for half of its time.
-SERVERS := -n 4 --no-loadscope-reorder tests/simulation tests/integration tests/spark tests/e2e
+SERVER_SETS := tests/simulation tests/integration tests/spark tests/e2e
+SERVERS := -n 4 --no-loadscope-reorder $(SERVER_SETS)
 ARGS ?=
 
 .PHONY: demo check before-servers test test-all test-chart test-openapi test-image test-k8s lint quick setup prepare image image-scan lock docs clean
@@ -26,7 +27,7 @@ demo: setup
 check: setup
 	@$(MAKE) --no-print-directory -j 2 lint quick
 
-quick: setup
+quick: $(VENV)/compiled
 	$(PYTEST) -n 2 -p tests.budget tests/unit tests/properties $(ARGS)
 
 test: before-servers
@@ -63,6 +64,12 @@ $(VENV)/installed: $(VENV)/locked pyproject.toml
 	@$(UV) pip install --quiet --python $(BIN)/python --offline --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# All that the tests import is compiled once. Otherwise each of the ten processes of pytest, which start side by side, compiles it.
+# An error of a test file is shown by the run that follows.
+$(VENV)/compiled: $(VENV)/installed
+	@$(PYTEST) --collect-only -qq tests/unit tests/properties tests/chart tests/openapi $(SERVER_SETS) >/dev/null 2>&1 || true
+	@touch $@
+
 # The jars, and an archive of the classes that Spark starts with: a minute, which pays for the many starts of the tests.
 prepare: setup
 	@$(BIN)/fanout prepare
@@ -86,12 +93,12 @@ test-image: prepare
 # The chart, by the helm that deploy/helm/tools.txt pins, unpacked into a cache outside the tree. Another one: make test-chart HELM=…
 TOOLS := $(HOME)/.cache/fanout/bin
 HELM ?= $(TOOLS)/helm
-test-chart: setup
+test-chart: $(VENV)/compiled
 	@test "$(HELM)" != "$(TOOLS)/helm" || $(BIN)/python deploy/helm/tools $(TOOLS)
 	HELM=$(HELM) $(BIN)/python -m pytest tests/chart
 
 # The OpenAPI document, by Redocly and Spectral, which tests/support/node_packages.py installs into a cache outside the tree.
-test-openapi: setup
+test-openapi: $(VENV)/compiled
 	$(BIN)/python -m pytest tests/openapi
 
 # The chart on a Kubernetes cluster of this machine (docs/kubernetes-tests.md). Needs root; builds Kubernetes, an S3 server and small
