@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 # The system's own first: it is compiled with profile-guided optimisation, one of pyenv is not and takes a third more CPU.
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# It installs in a third of pip's time and CPU. The system's certificates are those that pip reads.
+# uv installs in a third of pip's time and CPU. It trusts the system's certificates, such as those of a company's proxy.
 UV := $(BIN)/uv --system-certs
+PIP_INSTALL := install --quiet --disable-pip-version-check --no-compile --require-hashes -r
 PYTEST := $(BIN)/python -m pytest
 # Hundreds of processes start in a test run. Without compiled files each one compiles all that it imports: a job 1.3 CPU seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -53,10 +54,10 @@ $(VENV)/locked: requirements.lock
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: apt install python3 python3-venv, or brew install python@3.13" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { echo "python -m venv failed: apt install python3-venv" >&2; exit 1; }
 	@echo "installing the locked dependencies (a minute or two, once) ..."
-	@sed -n '/^uv==/,/# via/p' requirements.lock | $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r /dev/stdin
-	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock || { \
-		echo "uv could not install them. pip tries it, which also reads pip.conf and PIP_INDEX_URL ..."; \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock; } \
+	@{ sed -n '/^uv==/,/# via/p' requirements.lock | $(BIN)/python -m pip $(PIP_INSTALL) /dev/stdin \
+			&& $(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock; } \
+		|| { echo "uv could not install them. pip tries it, which also reads pip.conf and PIP_INDEX_URL ..." \
+			&& $(BIN)/python -m pip $(PIP_INSTALL) requirements.lock; } \
 		|| { echo "the dependencies could not be installed: check the network" >&2; exit 1; }
 	@touch $@
 

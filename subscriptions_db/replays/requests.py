@@ -129,7 +129,7 @@ def ask(
 
 
 class RoomForReplays(NamedTuple):
-    """The two numbers by which a customer's request for a replay is allowed or refused."""
+    """Numbers of a customer that the API compares with bounds before it accepts the customer's request for a replay."""
 
     unfinished: int
     """The customer's unfinished replays."""
@@ -139,7 +139,7 @@ class RoomForReplays(NamedTuple):
 
 
 def room(connection: connect.Connection, customer_id: str) -> RoomForReplays:
-    """Return the two numbers by which a customer's request for a replay is allowed or refused."""
+    """Return the numbers of a customer that decide whether the API accepts its request for a replay."""
     with connect.translated_errors():
         [row] = connection.execute(query("room_for_replays"), {"customer_id": customer_id}).fetchall()
     return RoomForReplays(row["unfinished"], row["dead_letters"])

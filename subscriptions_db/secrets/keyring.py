@@ -85,7 +85,8 @@ class KeyRing:
             raise errors.SealError(f"key {key_id} is not in keys.ring: add the key that sealed the secret")
         if sealed[:1] != VERSION:
             raise errors.SealError(
-                "the sealed secret has an unknown format: run the version of fanout that sealed it, or a later one"
+                "the sealed secret has an unknown format, so it was not opened: run the version of fanout that sealed it, "
+                "or a later version"
             )
         nonce, ciphertext = sealed[1 : 1 + NONCE_BYTES], sealed[1 + NONCE_BYTES :]
         try:

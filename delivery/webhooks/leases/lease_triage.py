@@ -206,7 +206,7 @@ def _pause_reason(lease: retry_messages.Lease, endpoint: Endpoint | None) -> str
 
 
 def _may_be_newer(entry: retry_messages.RetryEntry, view: RegistryView, now_ms: int) -> bool:
-    """Return True if the entry was written by a newer revision of the registry than the worker has.
+    """Return True if the writer of the entry had a newer revision of the registry than this worker has.
 
     False once the entry is older than `view.max_age_s`, even if the registry was restored from a backup and its revisions went
     back.

@@ -100,9 +100,9 @@ class CompletedWorkLog(abc.ABC):
     def add(self, value: bytes, reader: Callable[[bytes], None], place: tuple[str, int | None, int | None]) -> None:
         """Call `reader` with the value of a record, to add the work that the record completes.
 
-        `readers` returned `reader` for the record's topic. `place` is the record's topic, partition and offset. Errors of
-        `reader` are counted. Only the first error is logged, because a topic may have millions of records of another version.
-        Once there are `max_completed` keys, nothing is added or counted.
+        `reader` is the function that `readers` returns for the record's topic. `place` is the record's topic, partition and
+        offset. Errors of `reader` are counted. Only the first error is logged, because a topic may have millions of records of
+        another version. Once there are `max_completed` keys, nothing is added or counted.
         """
         if len(self.completed) >= self._max_completed:
             return

@@ -113,7 +113,10 @@ class RequestHandler:
             return _once(route, request, call) if request.idempotency_key else _made(route, call)
 
     def record(self, route: Route, request: ApiRequest, pending: routes.PendingSend | routes.PendingQuestion) -> None:
-        """Record a test event or a question that is about to be sent, in its own transaction; raise Refused as `answer`."""
+        """Record, in a transaction of its own, what is about to be sent: a test event, or the question to a receiver.
+
+        Raise Refused as `answer` does.
+        """
         with self._call(route, request) as call:
             pending.record(call)
 
@@ -124,9 +127,10 @@ class RequestHandler:
         exchange: routes.PendingQuestion,
         said: transport.Response | errors.AttemptFailed,
     ) -> ApiAnswer:
-        """Store the reply of a receiver that a handler asked, and return the answer to the request; raise Refused as `answer`.
+        """Store the reply of a receiver that a handler asked, and return the answer to the request.
 
-        Runs in a transaction of its own. `said` is the receiver's response, or the error of the attempt to get one.
+        Runs in a transaction of its own. Raise Refused as `answer` does. `said` is the receiver's response, or the error of the
+        attempt to get one.
         """
         with self._call(route, request) as call:
             return ApiAnswer(status=route.status, document=exchange.then(call, said).model_dump(mode="json"))
