@@ -56,16 +56,17 @@ $(VENV)/locked: requirements.lock
 	@echo "installing the locked dependencies (a minute or two, once) ..."
 	@{ sed -n '/^uv==/,/# via/p' requirements.lock | $(BIN)/python -m pip $(PIP_INSTALL) /dev/stdin \
 			&& $(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock; } \
-		|| { echo "uv could not install them. pip tries it, which also reads pip.conf and PIP_INDEX_URL ..." \
-			&& $(BIN)/python -m pip $(PIP_INSTALL) requirements.lock; } \
-		|| { echo "the dependencies could not be installed: check the network" >&2; exit 1; }
+		|| { echo "installing by uv failed. Trying pip, which also reads pip.conf and PIP_INDEX_URL ..." >&2 \
+			&& sed '/^uv==/,/# via/d' requirements.lock | $(BIN)/python -m pip $(PIP_INSTALL) /dev/stdin; } \
+		|| { echo "the dependencies could not be installed: see the messages above, and check the network" >&2; exit 1; }
 	@touch $@
 
 $(VENV)/installed: $(VENV)/locked pyproject.toml
-	@$(UV) pip install --quiet --python $(BIN)/python --offline --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# All that the tests import is compiled once. Otherwise each of the ten processes of pytest, which start side by side, compiles it.
+# What the tests import when they are collected is compiled once. Otherwise up to five processes of pytest, which start together,
+# compile it.
 # An error of a test file is shown by the run that follows.
 $(VENV)/compiled: $(VENV)/installed
 	@$(PYTEST) --collect-only -qq tests/unit tests/properties tests/chart tests/openapi $(SERVER_SETS) >/dev/null 2>&1 || true
@@ -114,10 +115,11 @@ test-k8s: prepare
 
 # Resolve the dependencies of pyproject.toml anew, for every platform, with hashes and without naming an index; then the jars of
 # deploy/jars/ivy.xml. Look at what has changed before it is committed.
-lock: setup
-	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+lock:
+	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
+	build/lock/bin/uv --system-certs pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--no-emit-find-links --extra local --extra dev pyproject.toml -o requirements.lock
-	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	build/lock/bin/uv --system-certs pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--no-emit-find-links -c requirements.lock pyproject.toml -o deploy/image/requirements.lock
 	$(MAKE) setup
 	$(BIN)/python -m fanout.jvm.jars
