@@ -69,8 +69,7 @@ $(VENV)/installed: $(VENV)/locked pyproject.toml
 # compile it.
 # An error of a test file is shown by the run that follows.
 $(VENV)/compiled: $(VENV)/installed
-	@$(PYTEST) --collect-only -qq tests/unit tests/properties tests/chart tests/openapi $(SERVER_SETS) >/dev/null 2>&1 || true
-	@touch $@
+	@$(PYTEST) --collect-only -qq tests/unit tests/properties tests/chart tests/openapi $(SERVER_SETS) >/dev/null 2>&1 && touch $@ || true
 
 # The jars, and an archive of the classes that Spark starts with: a minute, which pays for the many starts of the tests.
 prepare: setup

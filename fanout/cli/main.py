@@ -31,6 +31,7 @@ db = typer.Typer(help="Migrate the registry's schema in Postgres.", no_args_is_h
 keys = typer.Typer(help="Generate and rotate the keys that encrypt customers' secrets.", no_args_is_help=True)
 app.add_typer(db, name="db")
 app.add_typer(keys, name="keys")
+app.add_typer(serve.app, name="api-keys")
 app.command()(development.up)
 app.command()(development.demo)
 app.command()(development.listen)
