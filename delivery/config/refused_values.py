@@ -55,17 +55,16 @@ _OTHERS = {
 _NO_FORM = "does not have the required form"
 
 
-def explained(error: Any, words: Mapping[str, str], *, is_yaml: bool = False) -> str:
+def explained(error: Any, words: Mapping[str, str]) -> str:
     """Return the message for one of pydantic's errors.
 
-    `words` maps a field's pattern to the message for a value that does not match it. `is_yaml`: the value is from a YAML
-    document. The message about an unexpected boolean then says that YAML reads words such as `yes` as booleans.
+    `words` maps a field's pattern to the message for a value that does not match it.
     """
     kind, context = error["type"], error.get("ctx", {})
     if kind in _OTHERS:
         return _OTHERS[kind]
     if kind in _TYPES:
-        given = _kind_of(error["input"], is_yaml=is_yaml, is_text_wanted=_TYPES[kind] == "text")
+        given = _kind_of(error["input"], is_text_wanted=_TYPES[kind] == "text")
         # A text such as "8" counts as a number, and an environment variable is always text.
         return f"must be {_TYPES[kind]}, but is {'other text' if kind.endswith('_parsing') and given == 'text' else given}"
     if kind in _BOUNDS:
@@ -74,25 +73,24 @@ def explained(error: Any, words: Mapping[str, str], *, is_yaml: bool = False) ->
         return words.get(context["pattern"], _NO_FORM)
     if kind in {"literal_error", "enum"}:
         values = re.findall("'([^']*)'", context["expected"])  # a Literal of enum members has <Granularity.HOUR: 'hour'>
-        meant = _meant(error["input"], values, is_yaml=is_yaml)
+        meant = _meant(error["input"], values)
         return f"must be one of {', '.join(value or '(empty)' for value in values)}{meant}"
     return str(error["msg"]).removeprefix("Value error, ") if kind == "value_error" else _NO_FORM
 
 
-def _meant(given: object, values: list[str], *, is_yaml: bool) -> str:
+def _meant(given: object, values: list[str]) -> str:
     if not isinstance(given, str):
-        return f", but is {_kind_of(given, is_yaml=is_yaml, is_text_wanted=True)}"
+        return f", but is {_kind_of(given, is_text_wanted=True)}"
     close = difflib.get_close_matches(given, values, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _kind_of(value: object, *, is_yaml: bool, is_text_wanted: bool) -> str:
+def _kind_of(value: object, *, is_text_wanted: bool) -> str:
     """Return the kind of a value, never the value. For a boolean or a number in place of text, add the advice to quote it."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
-        read = " (YAML reads yes, no, on and off as these)" if is_yaml else ""
-        return f"true or false{read}" + (": put it in quotes" if is_text_wanted else "")
+        return "true or false" + (": put it in quotes" if is_text_wanted else "")
     if isinstance(value, int | float):
         return "a number" + (": put it in quotes" if is_text_wanted else "")
     names = ((str, "text"), (list, "a list"), (dict, "a mapping"))

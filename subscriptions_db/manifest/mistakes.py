@@ -65,7 +65,7 @@ def explained(error: Any, model: type[pydantic.BaseModel] | None) -> str:
     """Return the message for one of pydantic's errors. `model` is the type that was validated; None: its fields are unknown."""
     if error["type"] == "extra_forbidden":
         return _unknown(str(error["loc"][-1]), [] if model is None else _names_at(model, error["loc"][:-1]))
-    return refused_values.explained(error, WORDS, is_yaml=True)
+    return refused_values.explained(error, WORDS)
 
 
 def path_of(location: tuple[int | str, ...]) -> str:

@@ -28,6 +28,16 @@ MAX_LEVELS = 100
 """Maximum levels of nested lists and mappings. libyaml composes nested nodes by recursion in C. So a document of some 50,000
 levels would end the process with a segmentation fault. Filters, schemas and examples have lower bounds of their own."""
 _TAG = "tag:yaml.org,2002:"
+_PLAIN = (
+    ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"),
+    ("int", re.compile(r"-?(?:0|[1-9][0-9]*)$"), "-0123456789"),
+    ("float", re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"), "-0123456789"),
+)
+"""Tags of values without quotes, with the texts that have the tag and their first characters, in the order of the search.
+
+Numbers are as in JSON, and booleans as in YAML 1.2. YAML 1.1 has more: 0301 is the number 193, 1_000 is 1000, 12:30 is 750, and
+NO, the code of a country, is false. An id or a value of a filter would silently become another.
+"""
 _ADVICE = (
     (
         "cannot start any token",
@@ -65,14 +75,18 @@ _TOO_MANY_ALIASES = (
 )
 
 
+_NOT_AS_YAML_1_1 = {f"{_TAG}{name}" for name in ("bool", "int", "float", "timestamp")}
+
+
 class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
     """Refuse a repeated key: YAML parsers silently drop its first value, and `apply --prune` would delete the rows in it.
 
-    A date without a tag stays text, as in JSON: ids and filters have no dates.
+    A value without a tag and without quotes is a number or a boolean by _PLAIN only. A date stays text, as in JSON: ids and
+    filters have no dates.
     """
 
     yaml_implicit_resolvers: ClassVar[Any] = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NOT_AS_YAML_1_1]
         for first, resolvers in _SAFE_LOADER.yaml_implicit_resolvers.items()
     }
 
@@ -96,8 +110,10 @@ class _Loader(_SAFE_LOADER):  # type: ignore[misc]  # its base is one of two
             raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from exc
 
 
-for _tag in ("bool", "int", "float", "timestamp"):
-    _Loader.add_constructor(f"{_TAG}{_tag}", _Loader.construct_tagged)
+for _tag in _NOT_AS_YAML_1_1:
+    _Loader.add_constructor(_tag, _Loader.construct_tagged)
+for _name, _pattern, _first in _PLAIN:
+    _Loader.add_implicit_resolver(f"{_TAG}{_name}", _pattern, list(_first))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +151,8 @@ class Document:
 def read(text: bytes | str, name: str = "") -> Document:
     """Return a parsed document. The value of an empty document is an empty dictionary.
 
-    A JSON object or list is parsed as JSON, because YAML 1.1 reads the number 3e2 as text. The lines of its fields come from
-    the YAML parser. `name` is the file, for messages.
+    A JSON object or list is parsed as JSON, because YAML refuses some JSON, such as tabs. The lines of its fields come from the
+    YAML parser. `name` is the file, for messages.
 
     Raise RegistrationError, with the line if it is known, if the document is too large, nested too deeply or not YAML, has a
     repeated name, or uses YAML that is not supported: a tag that YAML does not define, a second document.

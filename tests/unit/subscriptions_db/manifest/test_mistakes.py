@@ -110,8 +110,8 @@ MISTAKES = [
         "2: tenants[0].id: must be text, but is empty",
     ),
     (
-        "tenants:\n  - id: no\n",
-        "2: tenants[0].id: must be text, but is true or false (YAML reads yes, no, on and off as these): put it in quotes",
+        "tenants:\n  - id: true\n",
+        "2: tenants[0].id: must be text, but is true or false: put it in quotes",
     ),
     (
         "tenants:\n  - id: a b\n",
@@ -230,8 +230,8 @@ MISTAKES = [
         "5: endpoints[0].mode: must be one of direct, batch; did you mean batch?",
     ),
     (
-        ENDPOINT + "    status: off\n",
-        "5: endpoints[0].status: must be one of active, paused, disabled, but is true or false (YAML reads yes, no, on and off as these): put it in quotes",
+        ENDPOINT + "    status: false\n",
+        "5: endpoints[0].status: must be one of active, paused, disabled, but is true or false: put it in quotes",
     ),
     (
         ENDPOINT + "    max_in_flight: 0\n",
