@@ -62,6 +62,7 @@ class Scanner:
             "group.id": "fanout-scanner",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "auto.offset.reset": "error",  # by default the client would skip to the partition's end, and report nothing
             "isolation.level": "read_uncommitted",
             "queued.max.messages.kbytes": 32
             * 1024,  # for all partitions together, so that memory does not grow with the topics
@@ -102,8 +103,8 @@ class Scanner:
     def read(self, extents: Collection[Extent], name: str, consume: Consume) -> None:
         """Call `consume` with every record of `extents`, in order within each partition.
 
-        `name` tells the operator which records are read, such as `dead letters`. Raise RecordUnreadable if `consume` cannot
-        read a record.
+        `name` tells the operator which records are read, such as `dead letters`. Raise KafkaUnavailable if Kafka deletes
+        records of `extents` before they are read, and RecordUnreadable if `consume` cannot read a record.
         """
         ends: dict[tuple[str, int], int] = {extent.place: extent.end for extent in extents if extent.first < extent.end}
         firsts: dict[tuple[str, int], int] = {extent.place: extent.first for extent in extents}
@@ -149,6 +150,11 @@ class Scanner:
 
 def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
     place, error = f"{message.topic()}:{message.partition()}", message.error()
+    if error is not None and error.code() == confluent_kafka.KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # its public name
+        raise errors.KafkaUnavailable(
+            f"Kafka deleted records of {place} before they were read, and reading stopped: try again, and lengthen the topic's "
+            "retention if this happens often"
+        )
     if error is not None:
         raise errors.KafkaUnavailable(
             f"{place} cannot be read ({error.str()}), and reading stopped: check the brokers, and that this login may read the "

@@ -27,6 +27,15 @@ log = logging.getLogger(__name__)
 SLACK_MS = 60_000
 """Milliseconds by which reading begins before the start of the micro-batch, because the clocks of driver, executors and brokers
 differ. Reading too much costs only time."""
+CONSUMER: Mapping[str, str | int | float | bool] = {
+    "group.id": "fanout-journal",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    # If retention deletes records before they are read, continue with the records that Kafka still has. By default the client
+    # would skip to the partition's end.
+    "auto.offset.reset": "earliest",
+}
+"""Configuration of the consumer for `messages`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +94,7 @@ def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[comp
     import confluent_kafka  # noqa: PLC0415  # most workers never need it
 
     began, rows, found = time.monotonic(), 0, work_log.lane()
-    config = {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **work_log.client}
+    config = {**CONSUMER, **work_log.client}
     try:
         with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
             for topic, reader in found.readers(work_log.topics).items():

@@ -160,7 +160,7 @@ def _receipts(
     runs: dict[Place, list[HandledRange]] = {}
     newest_ms = 0
     logged_at = time.monotonic()
-    config = {"group.id": "fanout-journal", "enable.auto.commit": False, "enable.partition.eof": True, **asked.client}
+    config = {**completed_reader.CONSUMER, **asked.client}
     since_ms, until = asked.since_ms - completed_reader.SLACK_MS, time.monotonic() + bounds.read_s
     with contextlib.closing(confluent_kafka.Consumer(config)) as consumer:
         attempts = asked.topics.attempts
