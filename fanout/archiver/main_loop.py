@@ -101,7 +101,7 @@ class Archiver:
         self._quotas = quota_step.QuotaLooks(quota_step.defaults_of(config), self._policy)
         self._pause_reason: str | None = None
         self._failures = 0
-        self._steps_allowed_at = 0.0
+        self._redrives_allowed_at = 0.0
         self._notifier = None if self._policy is None else notify_step.Notifier(config)
         self._replayer = Replayer(config)
         self._source: Source | None = None
@@ -221,31 +221,31 @@ class Archiver:
     def _run_steps(self, connection: connect.Connection, *, once: bool) -> int:
         """Publish a page of operational events, enqueue a page of dead letters to redrive, and run replays for about a second.
 
-        Return the sum of the events, dead letters and steps of replays. Redrives and replays pause for LONGEST_PAUSE_S after
-        KafkaUnavailable of one of them, or SchemaRegistryUnavailable of a replay. Archiving and operational events continue
-        meanwhile. With `once`, raise the error instead. Without `operations.topic`, no operational event is published.
+        Return the sum of the events, dead letters and steps of replays. If Kafka or the schema registry fails, redrives or
+        replays pause, each by themselves, and archiving continues. With `once`, raise the error instead. Without
+        `operations.topic`, no operational event is published.
         """
         notified = 0 if self._notifier is None else self._notifier.step(connection, once=once)
         metrics.ARCHIVE_NOTIFICATIONS.inc(notified)
-        if time.monotonic() < self._steps_allowed_at:
-            return notified
-        redriven = replayed = 0
+        return notified + self._redrive(connection, once=once) + self._replayer.step(connection, once=once)
+
+    def _redrive(self, connection: connect.Connection, *, once: bool) -> int:
+        """Enqueue a page of dead letters, and return their number. After KafkaUnavailable, pause for LONGEST_PAUSE_S."""
+        if time.monotonic() < self._redrives_allowed_at:
+            return 0
         try:
             redriven = redrive_step.redrive(self._config, connection, now=_now())
-            replayed = self._replayer.step(connection)
-        except (errors.KafkaUnavailable, errors.SchemaRegistryUnavailable) as exc:
+        except errors.KafkaUnavailable as exc:
             if once:
                 raise
             log.warning(
-                "%s. So redrives and replays pause for %.0f s, and archiving continues. If this is logged again, check that "
-                "Kafka and the schema registry answer, and that the archiver may write the retries topic and the attempts "
-                "topic",
-                exc,
-                LONGEST_PAUSE_S,
-            )
-            self._steps_allowed_at = time.monotonic() + LONGEST_PAUSE_S
+                "%s. So redrives pause for %.0f s, and archiving continues. If this is logged again, check that Kafka answers, "
+                "and that the archiver may write the retries topic and the attempts topic", exc, LONGEST_PAUSE_S,
+            )  # fmt: skip
+            self._redrives_allowed_at = time.monotonic() + LONGEST_PAUSE_S
+            return 0
         metrics.ARCHIVE_REDRIVEN.inc(redriven)
-        return notified + redriven + replayed
+        return redriven
 
     def _archived_record(self, message: confluent_kafka.Message, now: dt.datetime) -> ArchivedRecord:
         """Return the rows of the archive for a record.

@@ -9,6 +9,8 @@ events of the endpoint also need space.
 from __future__ import annotations
 
 import datetime as dt
+import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -23,6 +25,7 @@ from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.retries import retry_records
 from delivery.webhooks.sending import payload
+from fanout.archiver.replay_pauses import FIRST_PAUSE_S, ReplayPauses
 from fanout.kafka import publishing, topic_scanner
 from fanout.kafka.places import Place
 from fanout.redrive import replay_plan
@@ -31,6 +34,8 @@ from subscriptions_db.registration import registered_rows
 from subscriptions_db.replays import progress
 from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayRequest, ReplayState
 from subscriptions_db.snapshot import registry_reader
+
+log = logging.getLogger(__name__)
 
 STEP_S = 1.0
 """Seconds of a step, after which it begins no further chunk. Archiving waits during a step."""
@@ -56,30 +61,61 @@ class Replayer:
         self._publisher: publishing.Publisher | None = None
         self._routes: tuple[tuple[str, int], replay_plan.Routes | None] | None = None
         self._after = 0
+        self._pauses = ReplayPauses()
+        self._allowed_at = -math.inf
+        """Time before which no replay is advanced, by the clock of `step`."""
 
-    def step(self, connection: connect.Connection, *, clock: Callable[[], float] = time.monotonic) -> int:
+    def step(self, connection: connect.Connection, *, once: bool = False, clock: Callable[[], float] = time.monotonic) -> int:
         """Advance the unfinished replays, one chunk each in rotation, for about STEP_S or until none can advance now.
 
-        Return the number of advances; the begin and the end of a replay count as well. Raise KafkaUnavailable,
-        SchemaRegistryUnavailable or RegistryUnavailable if Kafka, the schema registry or Postgres fails. The next step then
-        repeats the chunk. `clock` is for tests.
+        Return the number of advances; the begin and the end of a replay count as well. If Kafka or the schema registry fails
+        for a replay, log a warning, and pause this replay (replay_pauses.py). It then repeats the chunk. Other replays continue
+        after a failure of the schema registry, and FIRST_PAUSE_S after one of Kafka.
+
+        Raise RegistryUnavailable if Postgres fails. With `once`, also raise KafkaUnavailable or SchemaRegistryUnavailable, in
+        place of a pause. `clock` is for tests.
         """
         began, chunks = clock(), 0
-        try:
-            while running := self._running(connection):
-                advanced = 0
-                for replay in running:
-                    if clock() - began >= STEP_S:
-                        return chunks + advanced
-                    self._after = replay.number
+        while clock() >= self._allowed_at and (running := self._running(connection, clock())):
+            advanced = 0
+            for replay in running:
+                if clock() - began >= STEP_S or clock() < self._allowed_at:
+                    return chunks + advanced
+                self._after = replay.number
+                try:
                     advanced += self._advance(connection, replay)
-                chunks += advanced
-                if not advanced:
-                    break
-        except errors.KafkaUnavailable:
-            self.close()
-            raise
+                except (errors.KafkaUnavailable, errors.SchemaRegistryUnavailable) as exc:
+                    self._failed(replay, exc, once=once, now=clock())
+                else:
+                    self._pauses.succeeded(replay.number)
+            chunks += advanced
+            if not advanced:
+                break
         return chunks
+
+    def _failed(
+        self,
+        replay: ReplayRequest,
+        exc: errors.KafkaUnavailable | errors.SchemaRegistryUnavailable,
+        *,
+        once: bool,
+        now: float,
+    ) -> None:
+        """Log a failure, and begin the pauses after it. With `once`, raise the error instead."""
+        is_of_kafka = isinstance(exc, errors.KafkaUnavailable)
+        if is_of_kafka:
+            self.close()
+        if once:
+            raise exc
+        pause_s = self._pauses.failed(replay.number, now)
+        if is_of_kafka:
+            self._allowed_at = now + FIRST_PAUSE_S
+        log.warning(
+            "%s. So replay %s pauses for %.0f s. Other replays continue %s, archiving and redrives at once. If this is logged "
+            "again, check that Kafka and the schema registry answer, and that the archiver may read the topics of events and "
+            "write the retries topic",
+            exc, replay.replay_id, pause_s, f"after {FIRST_PAUSE_S:.0f} s" if is_of_kafka else "at once",
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the connections to Kafka. The next step opens them again."""
@@ -87,8 +123,9 @@ class Replayer:
             self._scanner.close()
         self._scanner = self._publisher = None
 
-    def _running(self, connection: connect.Connection) -> list[ReplayRequest]:
-        return progress.resumable(connection, after=self._after, max_pending=self._config.archive.replay_max_pending)
+    def _running(self, connection: connect.Connection, now: float) -> list[ReplayRequest]:
+        found = progress.resumable(connection, after=self._after, max_pending=self._config.archive.replay_max_pending)
+        return [replay for replay in found if not self._pauses.is_paused(replay.number, now)]
 
     def _advance(self, connection: connect.Connection, seen: ReplayRequest) -> bool:
         """Do the next step of a replay. Return True if something was done, and False in the cases 1 and 6.

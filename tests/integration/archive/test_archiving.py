@@ -355,7 +355,7 @@ def test_a_redrive_that_kafka_refuses_is_made_later(platform, monkeypatch, caplo
     with monkeypatch.context() as refusing:
         refusing.setattr(enqueue.Enqueuer, "finish", refuse)
         with platform.archiving():
-            assert_eventually(lambda: caplog.text, lambda text: "redrives and replays pause" in text)
+            assert_eventually(lambda: caplog.text, lambda text: "So redrives pause for 30 s" in text)
             platform.publish_letters("e2")
             assert_eventually(platform.event_ids, lambda found: found == ["e2"])
     platform.stop.clear()

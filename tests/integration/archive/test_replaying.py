@@ -1,6 +1,7 @@
 """Replays on a real Kafka and a real Postgres: in chunks, within a bound, by the present registry, across failures."""
 
 import datetime as dt
+import re
 import uuid
 
 import orjson
@@ -36,6 +37,7 @@ DOCUMENT = {
         {"id": f"s{number}", "endpoint": f"ep{number}", "event_type": "order", "everything": True} for number in (1, 2)
     ],
 }
+AVRO = {"type": "record", "name": "Order", "fields": [{"name": name, "type": "string"} for name in ("id", "tenant_id")]}
 
 
 class World:
@@ -61,15 +63,23 @@ class World:
     def publish(self, *numbers):
         self.publish_raw(*(orjson.dumps({"id": f"e{number}", "tenant_id": "t1", "amount": number}) for number in numbers))
 
-    def publish_raw(self, *values):
+    def publish_raw(self, *values, topic=""):
         publisher = publishing.Publisher(self.config.kafka)
         for value in values:
-            publisher.publish(publishing.Message(topic=self.topic, value=value, key=b"k"))
+            publisher.publish(publishing.Message(topic=topic or self.topic, value=value, key=b"k"))
         publisher.flush()
 
     def ask(self, endpoint="ep1", **fields):
         wanted = {"since": LONG_AGO, "until": dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)} | fields
         return requests.ask(self.connection, "c1", endpoint, ReplayRange(**wanted)).replay_id
+
+    def ask_again(self, endpoint, event, subscription_id, topic, offset=0):
+        """Request one delivery again."""
+        delivery = ReplayOne(
+            webhook_id=payload.webhook_id(event, subscription_id),
+            subscription_id=subscription_id, topic=topic, partition=0, offset=offset,
+        )  # fmt: skip
+        return requests.ask(self.connection, "c1", endpoint, delivery).replay_id
 
     def replayer(self, **archive):
         config = settings.Settings.model_validate(self.document | {"archive": archive})
@@ -77,7 +87,7 @@ class World:
 
     def carry_out(self, **archive):
         replayer = self.replayer(**archive)
-        while replayer.step(self.connection):
+        while replayer.step(self.connection, once=True):
             pass
         replayer.close()
 
@@ -139,18 +149,14 @@ def test_events_that_came_before_their_tenant_was_registered_are_replayed(world)
 
 
 def test_replays_and_resends_decode_and_wait_for_the_schema_registry(world):
-    schema = {"type": "record", "name": "Order", "fields": [{"name": name, "type": "string"} for name in ("id", "tenant_id")]}
     with SchemaRegistry() as registry:
         world.document["schema_registry"] = {"topic_pattern": ".+", "url": registry.url, "wait_s": 0.01}
-        number = registry.register("order", orjson.dumps(schema).decode())
+        number = registry.register("order", orjson.dumps(AVRO).decode())
         values = [{"id": f"e{number}", "tenant_id": "t1"} for number in range(2)]
-        world.publish_raw(*(framing.framed(number, framing.avro(schema, value)) for value in values))
-        event = builders.event(event_id="e1", source=world.topic)
-        delivery = ReplayOne(
-            webhook_id=payload.webhook_id(event, "s1"), subscription_id="s1", topic=world.topic, partition=0, offset=1
-        )
+        world.publish_raw(*(framing.framed(number, framing.avro(AVRO, value)) for value in values))
         replay = world.ask()
-        resend = requests.ask(world.connection, "c1", "ep1", delivery).replay_id
+        event = builders.event(event_id="e1", source=world.topic)
+        resend = world.ask_again("ep1", event, "s1", world.topic, offset=1)
         registry.stop()
         with pytest.raises(errors.SchemaRegistryUnavailable):
             world.carry_out()
@@ -160,6 +166,50 @@ def test_replays_and_resends_decode_and_wait_for_the_schema_registry(world):
     assert sorted(world.handed_over()) == sorted([("ep1", "e0", replay), ("ep1", "e1", replay), ("ep1", "e1", resend)])
     assert all(orjson.loads(event.data) in values for _, _, event in world.entries())
     assert {world.replay(replay_id).state for replay_id in (replay, resend)} == {ReplayState.DONE}
+
+
+def test_a_replay_that_fails_pauses_by_itself(world, caplog):
+    """Regression: redrives and all other replays paused with it, 30 s after each of its failures."""
+    with SchemaRegistry() as registry:
+        world.document["schema_registry"] = {"topic_pattern": re.escape(world.topic), "url": registry.url, "wait_s": 0.01}
+        number = registry.register("order", orjson.dumps(AVRO).decode())
+        world.publish_raw(framing.framed(number, framing.avro(AVRO, {"id": "e1", "tenant_id": "t1"})))
+        failing = world.ask("ep1")
+        invoices = world.topic.replace("order", "invoice")
+        topics.ensure(world.config.kafka, [invoices], 1)
+        world.publish_raw(orjson.dumps({"id": "e2", "tenant_id": "t1"}), topic=invoices)
+        event = builders.event(event_id="e2", event_type="invoice", source=invoices)
+        resend = world.ask_again("ep2", event, "s2", invoices)
+        registry.stop()
+        replayer = world.replayer()
+        replayer.step(world.connection, clock=lambda: 100.0)
+        assert world.handed_over() == [("ep2", "e2", resend)]
+        assert f"So replay {failing} pauses for 30 s. Other replays continue at once" in caplog.text
+        replayer.step(world.connection, clock=lambda: 129.0)
+        assert "pauses for 60 s" not in caplog.text
+        replayer.step(world.connection, clock=lambda: 130.0)
+        assert f"So replay {failing} pauses for 60 s" in caplog.text
+        replayer.close()
+        registry.start()
+        world.carry_out()
+    assert {world.replay(replay_id).state for replay_id in (failing, resend)} == {ReplayState.DONE}
+
+
+def test_if_kafka_fails_all_replays_pause_and_that_replay_pauses_longer(world, monkeypatch):
+    world.publish(1)
+    first, second = world.ask("ep1"), world.ask("ep2")
+    replayer, attempted = world.replayer(), []
+
+    def advance(_, replay):
+        attempted.append(replay.replay_id)
+        if replay.replay_id == first:
+            raise errors.KafkaUnavailable("this login may not read the topic")
+        return False
+
+    monkeypatch.setattr(replayer, "_advance", advance)
+    for now in (0.0, 29.0, 30.0, 59.0, 60.0, 89.0, 90.0):
+        replayer.step(world.connection, clock=lambda now=now: now)
+    assert attempted == [first, second, first, second, second, first]
 
 
 def test_replays_and_resends_send_the_original_payload(world):

@@ -72,7 +72,7 @@ def test_redrives_run_while_the_notice_topic_is_refused(kafka, monkeypatch):
     """Regression: operational events that Kafka refused also stopped redrives and replays."""
     archiver = main_loop.Archiver(CONFIG, threading.Event())
     monkeypatch.setattr(redrive_step, "redrive", lambda *_, **__: 2)
-    monkeypatch.setattr(archiver._replayer, "step", lambda _: 3)
+    monkeypatch.setattr(archiver._replayer, "step", lambda *_, **__: 3)
     kafka.refused = "write"
     assert [archiver._run_steps(None, once=False) for _ in range(2)] == [5, 5]
     assert kafka.tried == ["create", "write"]
