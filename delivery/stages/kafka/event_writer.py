@@ -234,7 +234,6 @@ class _Write:
         self, place: int, topic: str, error: confluent_kafka.KafkaError, message: confluent_kafka.Message | None = None
     ) -> None:
         with self._lock:
-            self._unanswered -= 1
             if error is not None and error.code() in self._for_good:
                 self._refused[place] = error.str()
             elif error is not None:
@@ -242,6 +241,7 @@ class _Write:
             elif message is not None and message.offset() is None:
                 # After a refusal, an idempotent producer may take the answer "duplicate" for success (sink._ToKafka).
                 self._unplaced[place] = f"topic {topic}: the broker's answer has no offset for an event of a batch record"
+            self._unanswered -= 1  # last: `all`, in another thread, looks at the answers after the last record is answered
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

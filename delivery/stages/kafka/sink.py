@@ -101,7 +101,7 @@ class _ToKafka:
     def __init__(self, producer: confluent_kafka.Producer) -> None:
         self._producer = producer
         self._lock = threading.Lock()
-        """Guards the two fields below: any thread that polls the shared producer runs the callbacks of all tasks."""
+        """Guards `_unconfirmed`: any thread that polls the shared producer runs the callbacks of all tasks."""
         self._unconfirmed = 0
         self._failure: str | None = None
 
@@ -139,14 +139,14 @@ class _ToKafka:
                 return
 
     def _confirm(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
-        with self._lock:
-            self._unconfirmed -= 1
         if error is not None:
             self._failure = f"topic {message.topic()} could not be written: {error.str()}. {IS_REPEATED}"
         elif message.offset() is None:
             # An idempotent producer that has failed before may take the answer "duplicate" for success. Seen: 1 in 15 rows that
             # the broker had refused as too large.
             self._failure = f"topic {message.topic()} could not be written: the broker's answer has no offset. {IS_REPEATED}"
+        with self._lock:
+            self._unconfirmed -= 1  # last: `finish`, in another thread, looks for a failure after the last row is confirmed
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

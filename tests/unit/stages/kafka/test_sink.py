@@ -19,6 +19,17 @@ class Message:
         return self._offset
 
 
+class Refusal:
+    """Kafka's error for a row. While its text is read, call `meanwhile`, as a switch to another thread would."""
+
+    def __init__(self, meanwhile):
+        self._meanwhile = meanwhile
+
+    def str(self):
+        self._meanwhile()
+        return "Message size too large"
+
+
 class Producer:
     """Confirms each row when it is flushed, as confluent_kafka's does, at the offsets given."""
 
@@ -68,3 +79,17 @@ def test_a_row_without_an_offset_counts_as_unwritten_and_ends_its_producer(writt
     with pytest.raises(errors.KafkaUnavailable, match=r"attempts could not be written: the broker.s answer has no offset"):
         writing.finish()
     assert made[-1] == "forgotten"
+
+
+def test_a_refused_row_never_counts_as_written_meanwhile(written_at):
+    """Regression: the row counted as answered before its failure was known.
+
+    Then `finish`, in another thread, took it for written.
+    """
+    writing, _ = written_at(None)
+    writing.write(ROWS[:1])
+    unconfirmed = []
+    writing._confirm(Refusal(lambda: unconfirmed.append(writing._unconfirmed)), Message("attempts", None))
+    assert unconfirmed == [1]
+    with pytest.raises(errors.KafkaUnavailable, match="attempts could not be written: Message size too large"):
+        writing.finish()
