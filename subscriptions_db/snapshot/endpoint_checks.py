@@ -36,7 +36,10 @@ def check_endpoint(endpoint: Endpoint, address_guard: guard.Guard) -> None:
 
 
 def problems(endpoint: Endpoint, address_guard: guard.Guard) -> Iterator[errors.RegistrationError]:
-    """Yield the mistakes that make an endpoint unusable, each with the path of its field. The errors quote no secret."""
+    """Yield the mistakes that make an endpoint unusable, each with the path of its field. The errors quote no secret.
+
+    Each check stops at its first mistake, so two wrong headers yield one error.
+    """
     refused_auth = list(errors_of("", _check_auth, endpoint.auth))
     yield from refused_auth
     if (size := len(json.dumps(dict(endpoint.headers)))) > MAX_HEADERS_BYTES:
@@ -90,9 +93,9 @@ def _check_tls(tls: Tls) -> None:
         raise errors.RegistrationError("tls", "certificate and key must be given together: add the missing one, or remove both")
     if tls.certificate is not None and tls.key is not None:
         with below("tls.certificate"):
-            leaf = _certificates(tls.certificate)[0]
+            certified = _certified_key(_certificates(tls.certificate)[0])
         with below("tls.key"):
-            if _public_key_of(tls.key) != leaf.public_key().public_bytes(*_SPKI):
+            if _public_key_of(tls.key) != certified:
                 raise errors.RegistrationError(
                     "",
                     "is not the key of the first certificate in tls.certificate: give the key of the client certificate, and "
@@ -108,6 +111,15 @@ def _certificates(pem: str) -> list[x509.Certificate]:
     except (ValueError, exceptions.UnsupportedAlgorithm):
         raise errors.RegistrationError(
             "", "is not a list of PEM certificates in ASCII: paste each from -----BEGIN to -----END CERTIFICATE-----"
+        ) from None
+
+
+def _certified_key(certificate: x509.Certificate) -> bytes:
+    try:
+        return certificate.public_key().public_bytes(*_SPKI)
+    except (ValueError, exceptions.UnsupportedAlgorithm):
+        raise errors.RegistrationError(
+            "", "has a key of an unknown kind or curve: use a certificate with an RSA key, or with an elliptic curve of NIST"
         ) from None
 
 

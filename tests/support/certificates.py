@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from delivery.registry_model import Tls
@@ -70,6 +70,25 @@ def issue(
         .add_extension(x509.SubjectAlternativeName([_name(address)]), critical=False)
     )
     return Certified(builder.sign(issuer.private_key if issuer else key, hashes.SHA256()), key, issuer)
+
+
+@functools.cache
+def weak_client_tls() -> Tls:
+    """Return the settings of a client certificate that OpenSSL does not use: its key, of RSA, has 1,024 bits."""
+    key = rsa.generate_private_key(65537, 1024)  # noqa: S505  # weak, as its name says
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "weak")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(NOW).not_valid_after(NOW + dt.timedelta(days=1))
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    signed = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return Tls(certificate=signed.decode(), key=Secret(private))
+
+
+def of_unknown_curve() -> str:
+    """Return a certificate whose key has a curve that no library knows."""
+    known, unknown = bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("06082a8648ce3d030106")
+    signed = issue("client").certificate.public_bytes(serialization.Encoding.DER)
+    return ssl.DER_cert_to_PEM_cert(signed.replace(known, unknown))
 
 
 def _name(address: str) -> x509.GeneralName:

@@ -1,8 +1,8 @@
 """Create the TLS context for connections to an endpoint: the authorities to trust, and the client certificate to show.
 
-Runs wherever `delivery.webhooks.sending.request` prepares a request. Registration checks the customer's TLS settings by other
-code (`subscriptions_db/snapshot/endpoint_checks.py`), and creates no context for them. Chain and host name are always verified.
-Endpoints with the same context may share connections, so different settings never get the same context.
+Runs wherever `delivery.webhooks.sending.request` prepares a request. Registration checks the customer's TLS settings
+(`subscriptions_db/snapshot/endpoint_checks.py`), and of this module uses `require_usable` only. Chain and host name are always
+verified. Endpoints with the same context may share connections, so different settings never get the same context.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import os
 import re
 import ssl
+import sys
 from pathlib import Path
 
 from delivery import errors
@@ -21,7 +22,7 @@ MAX_CONTEXTS = 4096
 """Most contexts that one process keeps; the least recently used are dropped."""
 MAX_PEM_BYTES = 48 * 1024
 """Most bytes of a PEM text. A chain of ten certificates takes about 20 KiB. The bound is below the capacity of a pipe, 64 KiB
-(`_piped`)."""
+(`_descriptor_of`)."""
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of a process without free file descriptors or memory. They say nothing about a certificate."""
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
@@ -64,14 +65,23 @@ def _trust_the_system(made: ssl.SSLContext) -> None:
         made.load_default_certs()
 
 
+def require_usable(settings: Tls) -> None:
+    """Raise TargetRefused if OpenSSL does not accept the client certificate with its key, for example because it is too weak.
+
+    Raise OSError if this process lacks file descriptors or memory. Settings without a client certificate are usable.
+    """
+    if settings.certificate is not None:
+        _present(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), settings)
+
+
 def _present(made: ssl.SSLContext, settings: Tls) -> None:
     if settings.key is None or settings.certificate is None:
         problem = "is missing, and the client certificate needs its private key: add the key, or remove the certificate"
         raise errors.TargetRefused("tls.key", problem)
     try:
-        certificate = _piped(settings.certificate.encode("ascii"))
+        certificate = _descriptor_of(settings.certificate.encode("ascii"))
         try:
-            key = _piped(settings.key.reveal())
+            key = _descriptor_of(settings.key.reveal())
             try:
                 # Without `password`, OpenSSL would ask the terminal for the password of an encrypted key.
                 made.load_cert_chain(f"/dev/fd/{certificate}", f"/dev/fd/{key}", password="")
@@ -82,23 +92,29 @@ def _present(made: ssl.SSLContext, settings: Tls) -> None:
     except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
         if isinstance(exc, OSError) and not isinstance(exc, ssl.SSLError) and exc.errno in _SCARCE:
             raise
+        # OpenSSL's word for the reason, such as EE_KEY_TOO_SMALL, quotes nothing.
+        reason = f" ({exc.reason})" if isinstance(exc, ssl.SSLError) and exc.reason else ""
         problem = (
-            "the client certificate cannot be used: certificate and key must be PEM and belong together, and the key must not "
-            "be encrypted"
+            f"the client certificate cannot be used{reason}: certificate and key must be PEM and belong together, the key must "
+            "not be encrypted, and both must be strong enough, such as RSA with 2,048 bits, signed with SHA-256"
         )
         raise errors.TargetRefused("tls", problem) from None  # the cause could quote the PEM texts
 
 
-def _piped(pem: bytes) -> int:
-    """Return the file descriptor of a pipe with `pem` in it; raise TargetRefused if `pem` is longer than MAX_PEM_BYTES.
+def _descriptor_of(pem: bytes) -> int:
+    """Return the file descriptor of a file in memory with `pem`; raise TargetRefused if `pem` is longer than MAX_PEM_BYTES.
 
-    Python's OpenSSL reads keys from files only. A pipe has a path (`/dev/fd/N`), and its content is never on a disk, not even
-    after a crash. No other user can open it, and it is empty after one read.
+    Python's OpenSSL reads keys from files only. The file has a path (`/dev/fd/N`), and its content is never on a disk, not even
+    after a crash. No other user can open it.
     """
     if len(pem) > MAX_PEM_BYTES:
-        # Writing would block: the reader comes later.
         problem = f"certificate and key may have at most {MAX_PEM_BYTES // 1024} KiB each, and one has more: shorten the chain"
         raise errors.TargetRefused("tls", problem)
+    if sys.platform == "linux":
+        # No pipe: a user with 1,024 pipes gets new ones of 8 KiB, and writing more than that would block for ever.
+        memory = os.memfd_create("pem")
+        os.write(memory, pem)
+        return memory
     readable, writable = os.pipe()
     try:
         os.write(writable, pem)

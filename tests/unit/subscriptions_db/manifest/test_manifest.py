@@ -6,7 +6,7 @@ from delivery import errors
 from delivery.registry_model import Retrying
 from delivery.webhooks.http import guard
 from subscriptions_db.manifest import manifest, parts
-from tests.support import addresses
+from tests.support import addresses, certificates
 
 GUARD = guard.Guard()
 ENDPOINT = {"id": "ep1", "customer": "c1", "url": "https://example.com/"}
@@ -132,6 +132,17 @@ def test_text_that_is_not_yaml_is_refused_with_its_line(text, said):
 
 def test_an_empty_document_registers_nothing():
     assert manifest.load("", GUARD) == manifest.Manifest()
+
+
+def test_a_client_certificate_that_openssl_does_not_use_is_refused():
+    """Regression: it was accepted, and each delivery failed."""
+    weak = certificates.weak_client_tls()
+    fields = {"certificate": weak.certificate, "key": weak.key.reveal().decode()}
+    with pytest.raises(
+        errors.RegistrationError, match=r"^endpoints\[0\].tls: .* cannot be used \(EE_KEY_TOO_SMALL\)"
+    ) as refused:
+        manifest.check({"endpoints": [ENDPOINT | {"tls": fields}]}, GUARD)
+    assert "BEGIN" not in str(refused.value)
 
 
 def test_a_whole_number_is_accepted_as_an_id():

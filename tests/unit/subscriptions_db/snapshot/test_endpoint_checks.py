@@ -65,6 +65,7 @@ def test_a_good_endpoint_passes(fields):
         (tls(key=Secret(CLIENT.locked_key.encode())), "tls.key: has a password"),
         (tls(key=Secret(certificates.issue("other").key.encode())), "tls.key: is not the key of the first certificate"),
         (tls(certificate=certificates.issue("issuer").pem + CLIENT.pem), "tls.key: is not the key of"),
+        (tls(certificate=certificates.of_unknown_curve()), "tls.certificate: has a key of an unknown kind or curve"),
         ({"signing_keys": (builders.KEY, hmac_key(1))}, "signing_secrets[1]: is an HMAC key of 1 bytes; 24 to 64 "),
         (
             {"signing_keys": (SigningKey(secret=Secret(b"x" * 31), scheme=SignatureScheme.ED25519),)},

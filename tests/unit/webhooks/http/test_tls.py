@@ -3,6 +3,8 @@
 import errno
 import gc
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,7 +71,7 @@ def encrypted_key():
         pytest.param(Tls(certificate=CLIENT.pem, key=Secret(b"nonsense")), "tls", id="key is not PEM"),
         pytest.param(Tls(certificate=CLIENT.pem, key=Secret(OTHER.key.encode())), "tls", id="key of another"),
         pytest.param(Tls(certificate=CLIENT.pem, key=Secret(encrypted_key())), "tls", id="key is encrypted"),
-        pytest.param(Tls(certificate=CLIENT.pem * 1000, key=Secret(b"")), "tls", id="longer than a pipe holds"),
+        pytest.param(Tls(certificate=CLIENT.pem * 1000, key=Secret(b"")), "tls", id="longer than permitted"),
     ],
 )
 def test_invalid_tls_settings_are_refused_unquoted(settings, path):
@@ -86,13 +88,39 @@ def test_a_chain_that_is_too_long_is_told_from_one_that_does_not_fit():
             tls.context(Tls(certificate=certificate, key=Secret(OTHER.key.encode())))
 
 
+def test_a_weak_certificate_is_refused_with_the_reason():
+    """Regression: the message said only that certificate and key must belong together, which they did."""
+    weak = certificates.weak_client_tls()
+    for check in (tls.context, tls.require_usable):
+        with pytest.raises(errors.TargetRefused, match=r"cannot be used \(EE_KEY_TOO_SMALL\): .* RSA with 2,048 bits"):
+            check(weak)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the pipes of a user")
+def test_a_long_chain_is_read_by_a_user_with_many_pipes():
+    """Regression: Linux gave the process a pipe of 8 KiB, and its event loop waited for ever to write more into it."""
+    code = (
+        "import fcntl, os, sys; from delivery.webhooks.http import tls; from tests.support import certificates\n"
+        "chain = certificates.authority().pem * 20\n"
+        "settings = certificates.issue('c', issuer=certificates.authority()).client_tls()\n"
+        "settings = tls.Tls(certificate=settings.certificate + chain, key=settings.key)\n"
+        "if os.getuid() == 0: os.setresuid(64321, 64321, 64321)  # root has no limit\n"
+        "pipes = [os.pipe() for _ in range(1100)]\n"
+        "assert fcntl.fcntl(pipes[-1][1], fcntl.F_GETPIPE_SZ) < len(settings.certificate)\n"
+        "tls.require_usable(settings)\n"
+    )
+    limits = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\n"
+    subprocess.run([sys.executable, "-c", limits + code], check=True, timeout=60)
+
+
 def test_a_process_without_free_files_blames_no_certificate(monkeypatch):
     """Regression: the attempt counted as the customer's wrong configuration."""
 
-    def full():
+    def full(*_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(tls.os, "pipe", full)
+    for name in ("memfd_create", "pipe"):
+        monkeypatch.setattr(tls.os, name, full)
     with pytest.raises(OSError, match="Too many open files"):
         tls.context(certificates.issue("of this test", issuer=certificates.authority()).client_tls())
 
