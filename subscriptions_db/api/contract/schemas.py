@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated, Any, Literal, Optional
 
+import orjson
 import pydantic
 from psycopg.types.json import Jsonb
 from pydantic import Field
@@ -21,6 +22,19 @@ from subscriptions_db.api.contract import routes
 from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.manifest import manifest, mistakes, parts
 from subscriptions_db.registration import rotation
+
+
+def _encodable(payload: Any) -> Any:
+    """Return the payload unchanged. Raise ValueError if orjson cannot encode it: orjson decodes more levels than it encodes."""
+    try:
+        orjson.dumps(payload)
+    except TypeError:
+        raise ValueError("is nested too deeply: use at most 250 levels") from None
+    return payload
+
+
+Payload = Annotated[Any, pydantic.AfterValidator(_encodable)]
+"""The payload of an event in a request body, as JSON."""
 
 
 def changes_of(kind: type[parts.ManifestPart], name: str, description: str) -> type[parts.ManifestPart]:

@@ -28,7 +28,7 @@ class EndpointQuery(schemas.SearchQuery):
 
 
 def list_(call: Call) -> schemas.Endpoints:
-    """Return a page of endpoints."""
+    """Return a page of endpoints; raise Refused with 422 if a customer's key names another customer."""
     wanted = call.query_as(EndpointQuery)
     crud.require_own(call, wanted.customer)
     found = crud.page(call, "endpoint", crud.show_each(schemas.endpoint), **wanted.criteria())
@@ -36,7 +36,7 @@ def list_(call: Call) -> schemas.Endpoints:
 
 
 def get(call: Call) -> schemas.Endpoint:
-    """Return an endpoint."""
+    """Return an endpoint; raise Refused with 404 if there is no such endpoint."""
     return schemas.endpoint(_id(call), crud.existing_row(call, "endpoint", _id(call)))
 
 

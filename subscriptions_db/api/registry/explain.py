@@ -5,7 +5,7 @@ Runs in the API. Sends and changes nothing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import orjson
 import pydantic
@@ -18,7 +18,7 @@ from delivery.registry_model import EndpointId, SubscriptionId, SubTenantId, Ten
 from delivery.webhooks.events import attributes, opaque
 from delivery.webhooks.routing import explain
 from subscriptions_db import described
-from subscriptions_db.api.contract import crud, problems, routes
+from subscriptions_db.api.contract import crud, problems, routes, schemas
 from subscriptions_db.api.contract.routes import Call, Route
 from subscriptions_db.api.registry import event_types
 from subscriptions_db.manifest import manifest, parts
@@ -61,7 +61,7 @@ class ExplainedEvent(parts.ManifestPart):
     """The time, as RFC 3339 has it."""
     attributes: Annotated[dict[str, Attribute], pydantic.AfterValidator(_checked)] = Field(default_factory=dict)
     """CloudEvents attributes that have no field of their own, such as `subject`."""
-    data: Any = None
+    data: schemas.Payload = None
     """The payload. With `datacontenttype`: a text, or left out for bytes."""
     datacontenttype: Annotated[str | None, pydantic.AfterValidator(_opaque)] = None
     """Media type of a payload that is not JSON. A filter sees no field of such a payload."""

@@ -1,4 +1,4 @@
-"""Define the route by which a program follows the registry, with a key of scope `executor` or `operator`.
+"""Define the route by which a program follows the registry, with a key or token of scope `executor` or `operator`.
 
 Secrets stay sealed (encrypted), so the program needs the key ring to open them. Runs in the API. The handler only reads the
 number of the newest revision; snapshot_feed.py reads the rows, once for all equal requests.

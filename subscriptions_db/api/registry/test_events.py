@@ -17,7 +17,6 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
 
 import cachetools
 import orjson
@@ -32,7 +31,7 @@ from delivery.webhooks.http import guard, origin, transport
 from delivery.webhooks.scheduling import limits
 from delivery.webhooks.sending import batch_payload, payload, sender
 from subscriptions_db import described, disclosure, server_bounds
-from subscriptions_db.api.contract import crud, problems, request_audit, routes
+from subscriptions_db.api.contract import crud, problems, request_audit, routes, schemas
 from subscriptions_db.api.contract.routes import Call, PendingSend, Route
 from subscriptions_db.api.registry import event_types as catalogue
 from subscriptions_db.manifest import event_types, mistakes, parts
@@ -53,7 +52,7 @@ class TestEvent(parts.ManifestPart):
 
     type: str = Field("fanout.test", min_length=1, max_length=255, pattern=mistakes.VISIBLE_ASCII_PATTERN)
     """The type of the event."""
-    data: Any = Field(default_factory=lambda: {"test": True})
+    data: schemas.Payload = Field(default_factory=lambda: {"test": True})
     """The payload. Omitted: the first example of the type in the catalogue; without an example, `{"test": true}`."""
 
 
@@ -92,10 +91,10 @@ class TestEventSender:
         max_per_s: float = server_bounds.DEFAULT.test_events_per_s,
         max_at_once: int = server_bounds.DEFAULT.test_events_at_once,
     ) -> None:
-        """Each endpoint gets at most `max_per_s` test events and questions a second.
+        """Each endpoint gets at most `max_per_s` test events and questions a second from this process of the API.
 
-        At most `max_at_once` test events and questions are in flight, to all endpoints together. An attempt takes at most
-        `timeout_s` seconds.
+        At most `max_at_once` test events and questions of this process are in flight, to all endpoints together. An attempt
+        takes at most `timeout_s` seconds.
         """
         self._max_per_s = max_per_s
         self._max_at_once = max_at_once

@@ -66,6 +66,28 @@ def test_a_test_event_has_the_first_example_of_its_type(acme, listening, receive
     assert [orjson.loads(request.body)["data"] for request in received] == [{"amount": 20}, None]
 
 
+def nested(levels):
+    """Return a payload of lists within lists."""
+    payload = 1
+    for _ in range(levels):
+        payload = [payload]
+    return payload
+
+
+@pytest.mark.parametrize(("levels", "status"), [(250, 200), (300, 422)])
+def test_a_payload_that_is_nested_too_deeply_is_refused_by_its_field(acme, listening, levels, status):
+    """Regression: the answer was 500, because orjson decodes more levels than it encodes."""
+    endpoint = made(acme, url=f"{listening.url}/hook")
+    event = {"type": "order.created", "tenant_id": "t1", "data": nested(levels)}
+    explained = acme.post(f"/v1/endpoints/{endpoint['id']}/explain", {"event": event})
+    tested = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {"data": nested(levels)})
+    assert (explained.status, tested.status) == (status, status)
+    if status == 422:
+        wrong = [answer.json["errors"][0] for answer in (explained, tested)]
+        assert [error["field"] for error in wrong] == ["event.data", "data"]
+        assert all("nested too deeply" in error["problem"] for error in wrong)
+
+
 def test_the_response_of_the_endpoint_is_shown(acme, listening):
     endpoint = made(acme, url=f"{listening.url}/broken")
     result = acme.post(f"/v1/endpoints/{endpoint['id']}/test", {}).json
