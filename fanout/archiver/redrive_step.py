@@ -40,7 +40,7 @@ def redrive(config: settings.Settings, connection: connect.Connection, *, now: d
             letters = dict(_redrivable(requested))
             for position, letter in letters.items():
                 plan.add(letter, position)
-            enqueued = _enqueue(config, plan, letters, now_ms=round(now.timestamp() * 1000))
+            enqueued = _enqueue(config, connection, plan, letters, now_ms=round(now.timestamp() * 1000))
     return enqueued
 
 
@@ -62,9 +62,17 @@ def _redrivable(requested: Iterable[archive.RedriveRequest]) -> Iterator[tuple[i
         )  # fmt: skip
 
 
-def _enqueue(config: settings.Settings, plan: redrive_plan.Plan, letters: dict[int, DeadLetter], *, now_ms: int) -> int:
+def _enqueue(
+    config: settings.Settings,
+    connection: connect.Connection,
+    plan: redrive_plan.Plan,
+    letters: dict[int, DeadLetter],
+    *,
+    now_ms: int,
+) -> int:
     chosen = plan.chosen()
-    enqueuer = enqueue.Enqueuer(config, chosen.values(), now_ms=now_ms, dry_run=False)
+    max_ages_s = archive.max_ages_s(connection, {letter.endpoint_id for letter in letters.values()})
+    enqueuer = enqueue.Enqueuer(config, chosen.values(), now_ms=now_ms, dry_run=False, max_ages_s=max_ages_s)
     for position, letter in letters.items():
         if position in chosen:
             enqueuer.add(letter)

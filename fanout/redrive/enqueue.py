@@ -8,12 +8,12 @@ notes, and says when a dead letter can be enqueued twice.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from delivery.config import settings
-from delivery.registry_model import DeliveryMode
+from delivery.registry_model import DeliveryMode, Retrying
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.retries import retry_records
 from fanout.kafka import publishing
@@ -62,14 +62,25 @@ def _key_of(letter: DeadLetter) -> _EndpointKey:
 class Enqueuer:
     """Write chosen dead letters to the retries topic as retry entries, with notes that name these dead letters.
 
-    Dead letters that were sent as one batch wait for each other, and share a request again. `chosen` are all dead letters that
-    the caller will add. So the enqueuer knows when such a batch is complete. With `dry_run`, the enqueuer only counts.
+    Dead letters that were sent as one batch wait for each other, and share a request again, or several if one would be too
+    large. `chosen` are all dead letters that the caller will add. So the enqueuer knows when such a batch is complete. With
+    `dry_run`, the enqueuer only counts. `max_ages_s` has the `retry.max_age_s` of endpoints with a setting of their own, by
+    endpoint and customer. The others have the default.
 
     The methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Kafka may have earlier records then.
     """
 
-    def __init__(self, config: settings.Settings, chosen: Iterable[redrive_plan.Newest], *, now_ms: int, dry_run: bool) -> None:
+    def __init__(
+        self,
+        config: settings.Settings,
+        chosen: Iterable[redrive_plan.Newest],
+        *,
+        now_ms: int,
+        dry_run: bool,
+        max_ages_s: Mapping[tuple[str, str], float] | None = None,
+    ) -> None:
         self.summary = Summary()
+        self._max_ages_s = max_ages_s or {}
         self._topics = config.delivery
         self._publisher = None if dry_run else publishing.Publisher(config.kafka)
         self._now_ms = now_ms
@@ -113,12 +124,13 @@ class Enqueuer:
         self._requests[_key_of(letters[0])] += redrive_plan.requests_of(letters)
 
     def _write(self) -> None:
-        for (endpoint_id, *_), requests in self._requests.items():
+        for (endpoint_id, customer_id, _), requests in self._requests.items():
             count = sum(map(len, requests))
             self.summary.letters += count
             self.summary.requests += len(requests)
             self.summary.endpoints[endpoint_id] += count
-            for record in redrive_plan.records(requests, now_ms=self._now_ms):
+            max_age_s = self._max_ages_s.get((endpoint_id, customer_id), Retrying().max_age_s)
+            for record in redrive_plan.records(requests, now_ms=self._now_ms, max_age_s=max_age_s):
                 self._publish(record)
         self._requests.clear()
         self._buffered = sum(map(len, self._batches.values()))

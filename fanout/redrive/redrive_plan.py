@@ -149,11 +149,14 @@ def fault_of(letter: DeadLetter) -> str:
     return ""
 
 
-def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.RetryEntry:
+def entry_of(
+    together: Sequence[DeadLetter], *, now_ms: int, max_age_s: float = Retrying().max_age_s
+) -> retry_messages.RetryEntry:
     """Return the retry entry of dead letters that go in one request: one delivery, or events of one batch in order.
 
-    Events that were sent in a batch go in a batch again, because their endpoint accepts nothing else. If one request
-    has all events of the earlier batch, it has the same `webhook-id`.
+    After `max_age_s` seconds in the retry lane they become dead letters again. Events that were sent in a batch go in a batch
+    again, because their endpoint accepts nothing else. If one request has all events of the earlier batch, it has the same
+    `webhook-id`.
     """
     first = together[0]
     return retry_messages.new_entry(
@@ -161,7 +164,7 @@ def entry_of(together: Sequence[DeadLetter], *, now_ms: int) -> retry_messages.R
         [letter.subscription_id for letter in together],
         left_by=LeaveReason.REDRIVE if first.is_of_batch else None,
         next_attempt=NextAttempt(at_ms=now_ms, retries=0),
-        max_age_s=Retrying().max_age_s,
+        max_age_s=max_age_s,
         reason=retry_reasons.REDRIVEN,
         now_ms=now_ms,
         attempts=max(letter.last_attempt for letter in together),
@@ -180,14 +183,17 @@ class Record(NamedTuple):
     """The note about all these dead letters: value of the header NOTE, and of a record of the attempts topic."""
 
 
-def records(requests: Iterable[Sequence[DeadLetter]], *, now_ms: int) -> Iterator[Record]:
+def records(
+    requests: Iterable[Sequence[DeadLetter]], *, now_ms: int, max_age_s: float = Retrying().max_age_s
+) -> Iterator[Record]:
     """Yield the records that enqueue dead letters, with their notes. Each sequence in `requests` goes in one request.
 
-    All dead letters have the same endpoint, customer and delivery mode, because a note names these only once.
+    `max_age_s` is that of `entry_of`. All dead letters have the same endpoint, customer and delivery mode, because a note names
+    these only once.
     """
     for chunk in chunking.chunks(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]
-        entries = [entry_of(together, now_ms=now_ms) for together in chunk]
+        entries = [entry_of(together, now_ms=now_ms, max_age_s=max_age_s) for together in chunk]
         note = LogRecord(
             endpoint_id=first.endpoint_id,
             customer_id=first.customer_id,

@@ -157,7 +157,7 @@ def _shown_time(at_ms: int) -> str:
 
 
 def _text(base64_text: str) -> str:
-    """Return the bytes in a base64 text as text; the base64 text itself if another program wrote a wrong one."""
+    """Return the bytes in a base64 text as text; the base64 text itself if it is not valid (another program wrote it)."""
     try:
         return base64.b64decode(base64_text, validate=True).decode(errors="replace")
     except ValueError:

@@ -40,7 +40,10 @@ class Selection:
         since: str | None,
         until: str | None,
     ) -> Selection:
-        """Return the selection that command-line options name. Raise SettingsError if `since` or `until` is not a time."""
+        """Return the selection that command-line options name.
+
+        Raise SettingsError if `since` or `until` is neither a time nor an age such as `24h`.
+        """
         since_ms, until_ms = _range_ms(since, until)
         return cls(
             endpoint_id=endpoint_id,
@@ -82,7 +85,10 @@ class RejectedSelection:
 
     @classmethod
     def from_options(cls, reason: str | None, topic: str | None, *, since: str | None, until: str | None) -> RejectedSelection:
-        """Return the selection that command-line options name. Raise SettingsError if `since` or `until` is not a time."""
+        """Return the selection that command-line options name.
+
+        Raise SettingsError if `since` or `until` is neither a time nor an age such as `24h`.
+        """
         since_ms, until_ms = _range_ms(since, until)
         return cls(reason=reason, topic=topic, since_ms=since_ms, until_ms=until_ms)
 

@@ -236,6 +236,10 @@ select * from (select *, sum(length(payload) + length(letter)) over (order by po
 where bytes <= %(bytes)s or position = (select min(position) from asked)
 order by position;
 
+-- name: max_ages
+select endpoint_id, customer_id, retry_max_age_s from endpoints
+where endpoint_id = any (%(endpoint_ids)s) and retry_max_age_s is not null;
+
 -- name: mark_redriven
 -- The caller has locked these rows.
 update dead_letters set state = 'redriven', state_since = %(now)s where position = any (%(positions)s);

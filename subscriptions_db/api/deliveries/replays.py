@@ -69,7 +69,7 @@ class Replay(expansion.Expandable):
     delivered: int
     """Deliveries that the endpoint accepted."""
     dead_lettered: int
-    """Deliveries of the replay that were given up, and became dead letters."""
+    """Deliveries of the replay that were given up, and became dead letters. Without those that were redriven since."""
     skipped: int
     """Deliveries that ended as skipped, without an attempt or after failed attempts. A resend of a delivery that waits counts
     here: the next attempt of the delivery is brought forward."""

@@ -256,8 +256,8 @@ def redriven_rows(record: LogRecord) -> list[RedrivenRow]:
 def replay_counts(record: LogRecord) -> list[ReplayCounts]:
     """Count the delivered and the skipped deliveries of replays in a record of the attempts topic.
 
-    Each entry of such deliveries gives one item, so a replay may have several. `replay_counts_of_dead_letter` counts dead
-    letters.
+    A redriven dead letter counts as -1 dead letter, because its delivery waits again. Each entry of such deliveries gives one
+    item, so a replay may have several. `replay_counts_of_dead_letter` counts dead letters.
     """
     return list(_replay_counts(record))
 
@@ -275,6 +275,8 @@ def _replay_counts(record: LogRecord) -> Iterator[ReplayCounts]:
             yield ReplayCounts(_text(entry.replay), delivered=sum(1 for _ in entry.accepted()))
         elif isinstance(entry, log_entries.SKIPPED):
             yield ReplayCounts(_text(entry.replay), skipped=entry.count)
+        elif isinstance(entry, RedrivenEntry):
+            yield ReplayCounts(_text(entry.replay), dead_lettered=-1)
 
 
 def registry_id(value: str) -> str:

@@ -77,7 +77,7 @@ def _letters(connection: connect.Connection, webhook_ids: Iterable[str], max_rea
     """Lock the dead letters with these `webhook-id`s to which notes may apply, and yield a row of each.
 
     A row has the columns of the statement `dead_letters_with_notes`, and the record as `letter`. Records are read in chunks of
-    at most `max_read_bytes`.
+    at most `max_read_bytes`; a larger record is read alone.
     """
     found = connection.execute(query("dead_letters_with_notes"), {"webhook_ids": list(webhook_ids)}).fetchall()
     for chunk in chunking.chunks(found, lambda row: row["bytes"], max_read_bytes):

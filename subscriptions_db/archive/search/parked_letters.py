@@ -60,8 +60,8 @@ def browse(
 ) -> ParkedPage:
     """Return the consumer's matching parked dead letters after the position `place`, or before it with `is_backwards`.
 
-    The page has at most `limit` dead letters, and no more than fit into an answer. Those that were discarded or redriven since
-    are left out. The page may be empty although further dead letters are parked: `has_more` says so.
+    The page has at most `limit` dead letters, and no more than fit into an answer. Discarded and redriven dead letters are left
+    out. The page may be empty although further dead letters are parked: `has_more` says so.
     """
     among: archived_dead_letters.Among = "parked_before" if is_backwards else "parked_after"
     found = archived_dead_letters.nearest(connection, customer_id, selection, among, place, limit=limit, consumer=name)

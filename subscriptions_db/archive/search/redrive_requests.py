@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from subscriptions_db.archive.ingest import archived_rows
@@ -46,3 +46,10 @@ def claim_page(
         yield [RedriveRequest(row["position"], row["letter"], row["payload"]) for row in found]
         if found:
             connection.execute(query("mark_redriven"), {"positions": [row["position"] for row in found], "now": now})
+
+
+def max_ages_s(connection: connect.Connection, endpoint_ids: Collection[str]) -> dict[tuple[str, str], float]:
+    """Return `retry.max_age_s` of those of the endpoints that have a value of their own, by endpoint and customer."""
+    with connect.translated_errors():
+        rows = connection.execute(query("max_ages"), {"endpoint_ids": list(endpoint_ids)}).fetchall()
+    return {(row["endpoint_id"], row["customer_id"]): row["retry_max_age_s"] for row in rows}

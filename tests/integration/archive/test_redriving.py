@@ -7,12 +7,16 @@ import pytest
 
 from delivery.config import settings
 from delivery.webhooks.batching import segment
+from delivery.webhooks.http import guard
 from delivery.webhooks.retries import retry_messages
 from fanout.archiver import redrive_step
 from fanout.kafka import publishing
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.search import archived_dead_letters, redrive_requests
+from subscriptions_db.manifest import manifest
+from subscriptions_db.registration import apply
+from subscriptions_db.secrets import keyring
 from tests.support import archive, builders, publishers
 
 pytestmark = pytest.mark.integration
@@ -47,6 +51,25 @@ def redrive_all(connection, published):
     retries = [message.value for message in published if message.topic == CONFIG.delivery.retries_topic]
     entries = [entry for value in retries for entry in retry_messages.message(value).entries]
     return sorted(segment.unpacked(packed).event_id for entry in entries for packed in entry.packed)
+
+
+def register(connection, **retry):
+    """Register the endpoint ep1 of the archived dead letters, with these fields `retry`."""
+    endpoint = {"id": "ep1", "customer": "c1", "url": "https://hooks.example.com/", "retry": retry}
+    document = {"customers": [{"id": "c1"}], "endpoints": [endpoint]}
+    ring = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": keyring.generate()}))
+    apply.apply(connection, manifest.check(document, guard.Guard()), ring)
+
+
+@pytest.mark.parametrize(("retry", "days"), [({"max_age_s": 2_592_000}, 30), ({}, 3)])
+def test_a_redriven_delivery_waits_as_long_as_its_endpoint_permits(connection, published, retry, days):
+    """Regression: it was given up after three days, also if its endpoint was paused for longer and permitted 30."""
+    register(connection, **retry)
+    put(connection, 0, "e1", 7)
+    redrive_all(connection, published)
+    [value] = [message.value for message in published if message.topic == CONFIG.delivery.retries_topic]
+    [entry] = retry_messages.message(value).entries
+    assert entry.expires_ms - entry.since_ms == days * 86_400_000
 
 
 def states(connection):

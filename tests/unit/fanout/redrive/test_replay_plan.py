@@ -112,3 +112,15 @@ def test_a_redriven_dead_letter_of_a_replay_keeps_the_replay_id():
     [written] = redrive_plan.records([[letter]], now_ms=NOW_MS)
     assert [entry.replay for entry in retry_messages.message(written.postponed).entries] == ["rpl_1"]
     assert orjson.loads(written.note)["entries"][0]["replay"] == "rpl_1"
+
+
+def test_a_redriven_dead_letter_of_a_replay_waits_again_and_counts_once():
+    """Regression: its delivery counted as dead-lettered, and then also by its next outcome.
+
+    The replay took its other deliveries for ended, and enqueued more than `archive.replay_max_pending`.
+    """
+    letter = dead_letter_records.decode(orjson.dumps(orjson.loads(archive.letter()) | {"replay": "rpl_1"}))
+    [written] = redrive_plan.records([[letter]], now_ms=NOW_MS)
+    [given_up] = archive_rows.replay_counts_of_dead_letter(letter)
+    assert archive_rows.replay_counts(log_records.decode(written.note)) == [ReplayCounts("rpl_1", dead_lettered=-1)]
+    assert given_up == ReplayCounts("rpl_1", dead_lettered=1)
