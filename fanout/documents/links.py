@@ -21,7 +21,7 @@ _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
 
 def documents(root: Path) -> list[Path]:
-    """Return the Markdown documents of the project."""
+    """Return the Markdown documents in the folder `root`, and all below its folders `docs` and `deploy`."""
     return [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "deploy").rglob("*.md")]
 
 

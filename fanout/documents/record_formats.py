@@ -152,7 +152,7 @@ def _field(name: str, type_: Any, is_left_out: bool, text: str) -> Field:  # noq
 
 
 def _meanings(record: type) -> Iterator[tuple[str, str]]:
-    """Yield the name and the docstring of each field, including fields of base types."""
+    """Yield the name and the docstring of each field that has one, including fields of base types in `delivery`."""
     for base in reversed(record.__mro__):
         if base.__module__.split(".")[0] != "delivery":
             continue

@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.observability import health
-from delivery.stages.checkpoint import losses, offset_log
+from delivery.stages.checkpoint import left_out_topics, losses, offset_log
 from delivery.stages.kafka import topic_source, topics
 from delivery.stages.lanes import streaming_lane
 from fanout.kafka import topic_scanner
@@ -84,7 +84,8 @@ class Topic:
         while self.name in admin.list_topics(timeout=10).topics:
             pass
 
-    def run(self, checkpoint, beside=None):
+    def run(self, checkpoint, beside=None, *, aligns=True):
+        """Run the lane once on this topic, and on the topic `beside`. Without `aligns`, as versions before 2026-11-27 did."""
         stop = threading.Event()
         watch = health.Watch(pause_reason=lambda: None, stop=stop)
         pattern = "|".join(re.escape(topic.name) for topic in (self, beside) if topic is not None)
@@ -93,6 +94,8 @@ class Topic:
             "direct", acquire=lambda: (), handle=self._take, stop=stop, watch=watch, is_kafka_back=pytest.fail
         )
         spark = settings.SparkSettings(checkpoint=str(self._folder / checkpoint))
+        if aligns:
+            left_out_topics.align(self.spark, settings.Settings(source=config, spark=spark), ["direct"])
         lane.run(lambda: topic_source.read(self.spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
 
     def break_off(self, checkpoint):
@@ -130,6 +133,40 @@ def test_records_that_expired_unread_end_the_lane_and_name_the_partition(spark, 
 
     topic.run("another")
     assert topic.taken == [b"0", b"1", b"4"]
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["this version", "a version that stopped"])
+def test_a_topic_that_the_pattern_leaves_out_waits_at_its_position(spark, kafka, tmp_path, caplog, is_first):
+    """Regression: the job stopped at each start, also after the pattern had been changed back."""
+    topic, other = Topic(spark, kafka, tmp_path), Topic(spark, kafka, tmp_path)
+    topic.publish(b"0")
+    other.publish(b"a")
+    topic.run("checkpoint", beside=other)
+    topic.publish(b"1")
+    other.publish(b"b")
+    if is_first:
+        topic.run("checkpoint")
+        assert (sorted(topic.taken), f"no longer reads the topics {other.name}" in caplog.text) == ([b"0", b"1", b"a"], True)
+    else:
+        with pytest.raises(errors.LaneFailed, match="have been deleted"):
+            topic.run("checkpoint", aligns=False)
+    topic.run("checkpoint", beside=other)
+    assert sorted(topic.taken) == [b"0", b"1", b"a", b"b"]
+    assert not (tmp_path / "checkpoint" / "direct" / left_out_topics.FILE).exists()
+
+
+def test_a_wider_pattern_that_cannot_be_read_can_be_changed_back(spark, kafka, tmp_path):
+    """Regression: `Cannot find initial offsets` stopped the job at each start."""
+    topic, older = Topic(spark, kafka, tmp_path), Topic(spark, kafka, tmp_path)
+    older.publish(b"a", b"b", b"c")
+    older.expire(2)
+    topic.publish(b"0")
+    topic.run("checkpoint")
+    with pytest.raises(errors.LaneFailed, match="starts from 2 instead of 0"):
+        topic.run("checkpoint", beside=older)
+    topic.publish(b"1")
+    topic.run("checkpoint")
+    assert topic.taken == [b"0", b"1"]
 
 
 def test_a_lane_whose_loss_is_accepted_goes_on_behind_it_and_takes_the_rest(spark, kafka, tmp_path):

@@ -33,6 +33,7 @@ JSON_READERS = {
     "delivery/stages/checkpoint/offset_log.py:_read": "files of the checkpoint",
     "delivery/stages/checkpoint/paused_topics.py:valid": "a file of the checkpoint",
     "delivery/stages/checkpoint/recovery.py:uncommitted": "files of the checkpoint",
+    "delivery/stages/checkpoint/left_out_topics.py:_align": "files of the checkpoint",
     "delivery/stages/checkpoint/shards.py:require_kept": "files of the checkpoint",
     "delivery/stages/lanes/streaming_lane.py:positions": "Spark's report of its progress",
     "delivery/stages/realtime/start_offsets.py:_positions": "files of the checkpoint",

@@ -93,6 +93,16 @@ class Checkpoint:
             self._write(self._begun, {topic: positions.get(topic, {}) | ends.get(topic, {}) for topic in topics})
         self._write(self._committed, positions)
 
+    def has_whole_ends(self, reads: Callable[[str], bool]) -> bool:
+        """Return True if the interrupted micro-batch has end offsets of all committed topics, and of no topic without `reads`.
+
+        Also return True if no micro-batch was interrupted. Spark refuses to run a micro-batch whose end offsets lack a topic.
+        """
+        if self._begun is None:
+            return True
+        ends = self._read(self._begun)
+        return self.positions.keys() <= ends.keys() and all(map(reads, ends))
+
     def change(self, change: Callable[[Positions], Positions]) -> None:
         """Replace the committed positions, and the end offsets of an interrupted micro-batch, each by the result of `change`.
 

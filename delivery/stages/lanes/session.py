@@ -219,7 +219,7 @@ def running(
 def _end(spark: SparkSession) -> None:
     """End the session. If that fails, because the JVM has ended, only log a warning.
 
-    Spark's own log is off meanwhile: threads of its state store that still run find no SparkEnv, and would log a traceback.
+    Spark's own log is off from then on: threads of its state store that still run find no SparkEnv, and would log a traceback.
     """
     try:
         spark.sparkContext.setLogLevel("OFF")

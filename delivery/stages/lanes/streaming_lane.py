@@ -23,7 +23,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import health, metrics
-from delivery.stages.checkpoint import disk_space, paused_topics, recovery
+from delivery.stages import disk_space
+from delivery.stages.checkpoint import paused_topics, recovery
 from delivery.stages.kafka import kafka_outage
 from delivery.stages.lanes import session
 
@@ -195,11 +196,11 @@ class StreamingLane(Generic[Registry]):
     def _handle_batch(self, batch: DataFrame, batch_id: int) -> None:
         before = self._last_begun
         self._begins.set()  # Spark has reported the previous micro-batch by now
+        self._last_begun = batch_id  # before anything that takes time: until it is committed, `_watch` does not stop the query
         registry = None if self._stop.is_set() else self._acquire()
-        if registry is None:
+        if registry is None or self._stop.is_set():
             self._result = Result.STOP
         else:
-            self._last_begun = batch_id
             self._on_begin(batch_id)
             self._result = self._handle(batch, registry)
         if self._result is Result.COMMITTED:

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from delivery.config import settings
 from delivery.observability import health
-from delivery.stages.checkpoint import paused_topics
+from delivery.stages.checkpoint import left_out_topics, paused_topics
 from delivery.stages.lanes import batch_query, direct_query, lane_context, retry_query, telemetry
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.network_outage import Network
@@ -73,10 +73,11 @@ def build(
 ) -> dict[str, RunnableLane]:
     """Build those of the direct, batch and retry lanes that have an entry in `acquire`; return them by name.
 
-    First move the positions of paused topics back into the offset logs of these lanes. Raise LaneFailed if a checkpoint is
-    damaged, and the errors of StatefulLane's constructor.
+    First move the positions of paused topics back into the offset logs of these lanes, and those of topics that the lanes no
+    longer read out of them. Raise LaneFailed if a checkpoint is damaged, and the errors of StatefulLane's constructor.
     """
     paused_topics.restore(spark, config.spark.checkpoint, acquire)
+    left_out_topics.align(spark, config, acquire)
     built: dict[str, RunnableLane] = {}
     if "direct" in acquire:
         built["direct"] = direct_query.DirectQuery(config, spark, acquire["direct"], stop, context)

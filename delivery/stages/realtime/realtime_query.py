@@ -21,7 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from delivery import errors
 from delivery.config import plan_builder, settings
 from delivery.observability import health, metrics
-from delivery.stages.checkpoint import disk_space, recovery
+from delivery.stages import disk_space
+from delivery.stages.checkpoint import recovery
 from delivery.stages.kafka import kafka_outage
 from delivery.stages.lanes import lane_context, session, streaming_lane, supervisor, telemetry
 from delivery.stages.realtime import (

@@ -132,6 +132,30 @@ def test_a_lane_is_not_idle_while_a_micro_batch_runs_after_an_idle_time(lane):
     assert lane._is_at_rest(running)
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_micro_batch_that_gets_its_registry_at_a_stop_sends_nothing(lane, monkeypatch, when):
+    """Regression: the lane counted as at rest meanwhile, so its query was stopped while the micro-batch sent requests."""
+    handled, at_rest = [], []
+    query = Query(lane, [])
+    lane._last_begun, query.recentProgress = 7, [committed(7)]
+
+    def acquire():
+        if when == "meanwhile":
+            lane._stop.set()
+        at_rest.append(lane._is_at_rest(query))
+        return ()
+
+    monkeypatch.setattr(lane, "_acquire", acquire)
+    monkeypatch.setattr(lane, "_handle", lambda *_: handled.append(1) or Result.COMMITTED)
+    if when == "before":
+        lane._stop.set()
+    log_levels = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
+    with pytest.raises(streaming_lane.Uncommitted):
+        lane._handle_batch(SimpleNamespace(sparkSession=log_levels), 8)
+    assert (handled, at_rest) == ([], [False] if when == "meanwhile" else [])
+    assert lane._is_at_rest(query)
+
+
 AWAY = "Caused by: org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment. Call: listOffsets"
 
 
