@@ -1,4 +1,4 @@
-"""Every error of the platform, in one tree.
+"""Define the errors that several parts of the platform raise or catch, in one tree.
 
 Used in every process. Imports the standard library only. All classes can be pickled.
 
@@ -230,7 +230,7 @@ class BatchFound(EventRejected):
 class AttemptFailed(FanoutError):
     """A request to an endpoint got no response, or the endpoint's token server gave no usable token.
 
-    Subclasses have their `error_class` for logs.
+    `error_class` names the failure in records of attempts, logs and metrics. Each subclass has its own.
     """
 
     error_class: ClassVar[str] = "failed"

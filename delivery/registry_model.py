@@ -171,7 +171,7 @@ class Retrying:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A URL at which a customer takes deliveries, with its secrets, its status and its limits."""
+    """A URL at which a customer takes deliveries, with the secrets, the status and the limits of this URL."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId

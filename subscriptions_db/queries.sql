@@ -107,11 +107,16 @@ select (select coalesce(max(revision), 0) from revisions) as revision,
        ) as subscription_ids;
 
 -- name: candidates_for_tenant
+-- Also finds the subscriptions to all tenants that changed after `since`: the reader's answer about all tenants is of that revision.
 select (select coalesce(max(revision), 0) from revisions) as revision,
        (select status from tenants where tenant_id = %(tenant_id)s) as tenant_status,
        array(
            select distinct subscription_id::text from scopes join subscriptions using (subscription_id)
            where tenant_id = %(tenant_id)s and effect = 'include' and event_type = any (%(patterns)s)
+           union
+           select subscription_id::text from revisions join subscriptions on subscription_id = entity_id
+           where revision > %(since)s::bigint and entity = 'subscription'
+             and subscriptions.scope = 'everything' and event_type = any (%(patterns)s)
        ) as subscription_ids;
 
 -- name: routes_to_endpoint

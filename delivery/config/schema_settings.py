@@ -43,5 +43,8 @@ class SchemaRegistrySettings(Area):
     @pydantic.model_validator(mode="after")
     def _has_url(self) -> SchemaRegistrySettings:
         if self.topic_pattern and not self.url:
-            raise ValueError("topic_pattern needs schema_registry.url, the URL of the registry")
+            raise ValueError(
+                "topic_pattern of this area needs schema_registry.url, which is empty: set it to the URL of the schema "
+                "registry, or empty topic_pattern"
+            )
         return self

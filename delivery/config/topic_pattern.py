@@ -1,8 +1,8 @@
 """Check topic patterns against the syntax that Java's and Python's regular expressions share.
 
 Runs anywhere. Spark passes the pattern to Java; the job, the commands, the archive and the API match topics in Python. So a
-pattern may contain only constructs that mean the same in both languages (docs/adr/0037). Only the characters of Kafka's topic
-names count: letters, digits, `.`, `_`, `-`.
+pattern may contain only constructs that mean the same in both languages (docs/adr/0037). The meaning must be the same only for
+the characters of Kafka's topic names: letters, digits, `.`, `_`, `-`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import sys
+import textwrap
 from typing import Any
 
 import orjson
@@ -36,7 +37,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Format a record as one line for a person, with its fields at the end. A traceback follows in lines of its own."""
+    """Format a record as one line for a person, with its fields at the end. The lines of a traceback follow, indented."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
@@ -45,7 +46,7 @@ class TextFormatter(logging.Formatter):
         return safe_text.line(" ".join([super().formatMessage(record), *(f"{k}={v}" for k, v in _extra(record).items())]))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # the base class's name
-        return safe_text.text(super().formatException(ei))
+        return textwrap.indent(safe_text.text(super().formatException(ei)), "    ")  # its message may quote foreign lines
 
 
 def _json(entry: dict[str, Any]) -> str:

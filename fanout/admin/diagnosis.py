@@ -214,7 +214,7 @@ def _registry(config: settings.Settings) -> str:
 
 
 def _subscriptions(config: settings.Settings) -> str:
-    """Raise RegistrationError for subscriptions that may match no event.
+    """Raise RegistrationError for subscriptions that are probably mistakes, for example because they match no event.
 
     By default, the API and `fanout apply` only warn of such a subscription. SQL checks nothing.
     """
@@ -283,7 +283,10 @@ def _job(config: settings.Settings) -> str:
 
 
 def _readyz(port: int) -> bytes:
-    """Return at most MAX_ANSWER_BYTES of the answer to /readyz, whatever its status. Raise OSError if no answer comes."""
+    """Return at most MAX_ANSWER_BYTES of the answer to /readyz, whatever its status.
+
+    Raise OSError if no answer comes, and HTTPException if the answer is no HTTP.
+    """
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=JOB_TIMEOUT_S) as answer:
             return bytes(answer.read(MAX_ANSWER_BYTES))

@@ -62,8 +62,12 @@ def output_file(path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    is_writable = os.access(path, os.W_OK) if path.exists() else os.access(path.parent, os.W_OK | os.X_OK)
-    if path.is_dir() or not path.parent.is_dir() or not is_writable:
+    try:
+        is_writable = os.access(path, os.W_OK) if path.exists() else os.access(path.parent, os.W_OK | os.X_OK)
+        is_file = path.parent.is_dir() and not path.is_dir()
+    except OSError:  # the name is too long, or this login may not search a folder
+        is_writable = is_file = False
+    if not (is_writable and is_file):
         raise typer.BadParameter(f"{path} cannot be written: name a file in a folder that exists, with the right to write it")
     return path
 

@@ -15,9 +15,9 @@ STEPS = 200
 
 
 def svg(figures: Mapping[str, Any]) -> str:
-    """Return an SVG document with an axis' plots of cost and throughput.
+    """Return an SVG document with plots of cost and throughput over the values of one variable, such as the fan-out.
 
-    If each value has a job of its own, there are also plots of memory and of the time until the job was ready.
+    If each value was measured in a job of its own, there are also plots of memory and of the time until the job was ready.
     """
     points = sorted(figures["points"], key=lambda point: point["value"])
     rows = 1 if figures["one_job"] else 2

@@ -15,12 +15,12 @@ FORMS: Mapping[str, Callable[[float], float]] = {"x": float, "log10(1 + x)": lam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The cost as a constant, plus a slope times a form of the variable."""
+    """A fitted line: cost = constant + slope · f(x). x is the variable, and f a function of FORMS, such as its logarithm."""
 
     form: str
     """Key of FORMS."""
     constant: float
-    """Cost where the form is 0."""
+    """Cost where f(x) is 0."""
     slope: float
     residual: float
     """Root of the mean square of the distances of the measured costs from the fit, in the unit of the cost."""

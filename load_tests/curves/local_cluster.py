@@ -1,4 +1,4 @@
-"""Run the job on executors in JVMs of their own, on this machine: Spark's master `local-cluster`."""
+"""Yield the settings of a job with executors in JVMs of their own, on this machine: Spark's master `local-cluster`."""
 
 from __future__ import annotations
 

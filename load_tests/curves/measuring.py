@@ -1,7 +1,7 @@
 """Measure the values of an axis that share one job, on the real platform, at full speed.
 
 1. Kafka, Postgres and the receiver start, the endpoints and subscriptions of all values are registered, and the job starts.
-2. Passes over all values warm the job up. They are not measured.
+2. WARM_UP_PASSES passes over each value warm the job up. They are not measured.
 3. Measured passes follow, over the values in ascending and then in descending order. So a job that becomes faster with time
    favours no value.
 4. In a pass, events are published between two triggers, and one micro-batch delivers them. Meanwhile the publisher is idle.
@@ -28,7 +28,7 @@ from subscriptions_db.postgres import connect
 LANE = "direct"
 SEED = 1
 WARM_UP_PASSES = 2
-"""Unmeasured passes over all values of a job, because a young JVM is slower."""
+"""Unmeasured passes over each value of a job, because a young JVM is slower."""
 AFTER_TRIGGER_S = 0.2
 """Seconds from a trigger to the first event of a pass."""
 POLL_S = 0.01
@@ -90,9 +90,9 @@ class _Scene(NamedTuple):
 
 
 def run(axis: Axis, found: JobRun, deliveries: int, terms: stage.Terms) -> None:
-    """Measure the values of `found` in one job, with this number of deliveries in a pass; write the figures into `found`.
+    """Measure the values of `found` in one job, with about `deliveries` deliveries in a pass; write the figures into `found`.
 
-    If the job is not ready in time, `found.problem` says so.
+    If the job is not ready in time, `found.problem` says so. Raise LocalStackError if the job ends, or a pass takes too long.
     """
     population = CurvePopulation(shapes=[axis.shape(value) for value in found.values])
     with contextlib.ExitStack() as context:

@@ -175,7 +175,7 @@ def of_receiver(report: receiver.ReceiverReport) -> dict[str, Any]:
 
 
 def latency_ms(report: receiver.ReceiverReport, numbers: range, at: Callable[[int], bool] = lambda _: True) -> dict[str, int]:
-    """Return percentiles of the ages of events at their arrival, in ms.
+    """Return `percentiles` of the ages of events at their arrival, in ms.
 
     Only events in `numbers` count, and only arrivals at endpoints for which `at` returns True.
     """

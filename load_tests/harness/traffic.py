@@ -107,7 +107,7 @@ class Customers:
         return EVENT_TYPES
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
-        """Draw an event of one of these types. The share `hot` of all events is of type 0, and due to the hot endpoint."""
+        """Draw an event of one of these types; with probability `hot`, one of type 0 that is due to the hot endpoint."""
         type_number, tenant = rng.choice(types), rng.randrange(self.tenants)
         if hot and rng.random() < hot:
             type_number, tenant = 0, 0  # due to HOT_ENDPOINT

@@ -1,4 +1,4 @@
-"""Draw plots as SVG with matplotlib. The same figures give the same bytes."""
+"""Draw plots as SVG with matplotlib. The same data gives the same bytes."""
 
 from __future__ import annotations
 

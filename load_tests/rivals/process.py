@@ -14,5 +14,8 @@ LOG = "rival.log"
 
 
 def running(folder: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    """Return a context in which the plain consumer runs, by `local.toml` in `folder`. The context's end sends SIGTERM."""
+    """Return a context that runs the plain consumer in `folder`, with the settings of its local.toml, and yields the process.
+
+    The end of the context sends SIGTERM, and SIGKILL if the process still runs after `process.STOP_TIMEOUT_S`.
+    """
     return process.running_command([sys.executable, "-m", "load_tests.rivals.plain_consumer"], folder, log=LOG)

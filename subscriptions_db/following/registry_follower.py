@@ -43,8 +43,9 @@ class Follower:
 
     The changes are read when Postgres notifies the connection, and at the latest every `snapshot.poll_interval_s`.
 
-    A thread of its own reads, so that a slow or absent Postgres never delays a micro-batch. The registry changes only
-    to whole revisions: an interrupted read changes nothing.
+    A thread of its own reads, so a slow or absent Postgres delays no micro-batch until the registry is older than
+    `snapshot.max_age_s`. Then, and before the first read, `current` waits. The registry changes only to whole revisions: an
+    interrupted read changes nothing.
     """
 
     def __init__(

@@ -69,7 +69,11 @@ def prepare(
     read = registry_reader.read_rows(connection, ring, address_guard, endpoint_ids=[endpoint_id], subscription_ids=[])
     endpoint = read.endpoints.get(EndpointId(endpoint_id))
     if endpoint is None:
-        raise errors.RegistrationError("", f"endpoint {endpoint_id} was deleted meanwhile. Its receiver was not asked")
+        raise errors.RegistrationError(
+            "",
+            f"endpoint {endpoint_id} was deleted meanwhile, so its receiver was not asked for permission. To deliver there, "
+            "create the endpoint again",
+        )
     if endpoint.fault:
         raise errors.RegistrationError(
             "", f"endpoint {endpoint_id} cannot be used, and its receiver was not asked: {endpoint.fault}"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 
 from delivery import errors
 from delivery.config import settings
-from delivery.registry_model import EndpointId, TenantId
+from delivery.registry_model import EndpointId, Revision, TenantId
 from delivery.webhooks.http import guard
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from subscriptions_db.postgres import connect, row_security
@@ -36,15 +36,15 @@ class PostgresReader:
         self._connection: connect.Connection | None = None
         self._patiently = connect.retry_until_available("The deliveries of this look-up wait")
 
-    def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
+    def candidates(self, event_type: str, tenant_id: TenantId | None, since: Revision | None = None) -> Snapshot:
         """Return the subscriptions that match an event type, and whose scope names the tenant or some of its sub-tenants.
 
-        `tenant_id` None: return instead the subscriptions to all tenants, which a call with a tenant leaves out. The snapshot
-        also has the endpoints, and the tenant if it is registered. With a tenant, each scope contains only the part about this
+        `since`: also return the matching subscriptions to all tenants that changed after this revision. `tenant_id` None:
+        return instead all subscriptions to all tenants. The snapshot also has the endpoints, and the tenant if it is registered. With a tenant, each scope contains only the part about this
         tenant. Waits for Postgres without a time limit: an event without a look-up can neither be delivered nor skipped. If the
         task failed instead of waiting, Spark would repeat its deliveries, and in the end stop the job.
         """
-        read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id)
+        read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id, since=since)
         whose = "all tenants" if tenant_id is None else f"tenant {tenant_id}"
         return self._patiently(self._read, read, f"event type {event_type} of {whose}")
 

@@ -4,7 +4,7 @@ Runs on the driver, in executors that look up the registry, in the API, in `fano
 that opens a transaction sees one snapshot of Postgres (REPEATABLE READ, read only). The read raises RegistryUnavailable or
 RegistryOutdated if Postgres does not give the rows. `revisions`, `changed_since` and `read_rows` run in the caller's
 transaction, and do not translate psycopg's errors. A row that cannot be used is returned with its fault, and affects no other
-row.
+row. But an unknown status, delivery mode or payload form raises ValueError.
 """
 
 from __future__ import annotations
@@ -118,15 +118,16 @@ def read_candidates(
     *,
     event_type: str,
     tenant_id: TenantId | None,
+    since: Revision | None = None,
 ) -> Snapshot:
     """Return the subscriptions that match an event type, and whose scope lists the tenant, or a sub-tenant of it, as included.
 
-    `tenant_id` None: return those to the events of all tenants instead (`Scope.everything`). The snapshot also has the
-    endpoints, and the tenant if it is registered. With a tenant, the returned scopes contain only the part about this tenant.
+    `since`: also return the matching subscriptions to all tenants (`Scope.everything`) that changed after this revision.
+    `tenant_id` None: return instead all matching subscriptions to all tenants. The snapshot also has the endpoints, and the tenant if it is registered. With a tenant, the returned scopes contain only the part about this tenant.
     One statement finds the ids of the subscriptions. For most pairs of tenant and event type, there are none. Otherwise a
     second read, at the returned revision or a later one, reads the subscriptions and endpoints.
     """
-    asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id}
+    asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id, "since": since}
     statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")
     with connect.translated_errors():
         [found] = connection.execute(statement, asked).fetchall()

@@ -110,7 +110,7 @@ def test_job_that_was_stopped_ends_when_it_runs_again(platform):
     for pid in everything:
         os.kill(pid, signal.SIGCONT)
     assert job.wait(30) == 1
-    assert "ends now, before another driver uses the checkpoint" in platform.log(whole=True)
+    assert "ends now, so that only the Lease's holder uses the checkpoint" in platform.log(whole=True)
     ids += platform.publish(20, first=40)
     assert_eventually(platform.accepted, lambda got: set(got) == set(ids), within_s=60)
     assert platform.stop(second) == 0

@@ -203,8 +203,8 @@ class Holder:
             alarm.daemon = True
             alarm.start()
             log.critical(
-                "%s. This process delivers nothing more and ends now, before another driver uses the checkpoint. Committed "
-                "work is kept, and the next start continues from there", self._why(),
+                "%s. This process delivers nothing more and ends now, so that only the Lease's holder uses the checkpoint. "
+                "Committed work is kept, and the next start continues from there", self._why(),
             )  # fmt: skip
             self._end()
 

@@ -54,8 +54,8 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
     committed = max(_numbers(spark, f"{checkpoint}/commits"), default=-1)
     if committed >= 0 and committed not in _numbers(spark, f"{checkpoint}/offsets"):
         raise errors.LaneFailed(
-            f"{checkpoint} is damaged: offsets/{committed} is gone, though commits/{committed} exists. The lane did not start, "
-            "and nothing was sent: restore a backup of the folder"
+            f"{checkpoint} is damaged: offsets/{committed} is gone, though commits/{committed} exists. The lane does not start "
+            "with this folder, and sends nothing: restore a backup of the folder"
         )
 
 

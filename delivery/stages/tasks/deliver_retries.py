@@ -1,10 +1,10 @@
 """Deliver the leases of the retry lane on the executors, and write their results.
 
-A lease holds retry entries of one FIFO that a worker attempts now. The driver creates these task functions for each
-micro-batch, with the newest registry. The executors' Python workers run them. Guarantee: at least once. A micro-batch that runs
-again leaves out the deliveries that its completed-work log contains. If the report of a lease is lost with its worker process,
-the lease expires and its entries are leased again. Then entries that a receiver had accepted are sent again, with the same
-`webhook-id`.
+A lease is a list of retry entries that a worker attempts now, or ends because they are given up or skipped. The driver creates
+these task functions for each micro-batch, with the newest registry. The executors' Python workers run them. Guarantee: at least
+once. A micro-batch that runs again leaves out the deliveries that its completed-work log contains. If the report of a lease is
+lost with its worker process, the lease expires and its entries are leased again. Then entries that a receiver had accepted are
+sent again, with the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def deliver_leases(
 class DeliverLeasesPartition:
     """The function that Spark calls for a partition of leases of the retry lane.
 
-    It attempts the deliveries of each lease, writes their results and the reports of the leases to Kafka, and yields no rows.
+    It attempts or ends the entries of each lease, writes the results and the leases' reports to Kafka, and yields no rows.
     """
 
     tools: task_context.Tools

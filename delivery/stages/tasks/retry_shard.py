@@ -119,6 +119,7 @@ class RetryDecision:
         """Decide which retry entries of one shard are leased now, and which segments the shard writes and removes.
 
         Raise RecordUnreadable, and change nothing, if a record is no message that this version reads.
+        `shard_state.Decide` names the other errors.
         """
         known = shard_scheduler.decoded(index)
         decided = shard_scheduler.decide(

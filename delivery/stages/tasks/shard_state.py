@@ -63,7 +63,10 @@ class RunningTask(Protocol):
     """The task that decides on shards. `task_context.Task` implements it."""
 
     def finish(self) -> object:
-        """Write the remaining results of the worker, and end the task."""
+        """Write the remaining results of the worker, and wait until Kafka has all rows of the task.
+
+        Raise KafkaUnavailable if a row could not be written.
+        """
 
 
 class Decide(Protocol):

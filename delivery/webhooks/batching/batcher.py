@@ -225,8 +225,9 @@ class _Batcher:
         endpoint.oldest_ms = min(endpoint.oldest_ms, batch.oldest_ms)
 
     def _sending(self, immediate: set[str]) -> list[str]:
-        """Return the sorted keys of the due endpoints whose events are sent now. All endpoints in `immediate` are due.
+        """Return the sorted keys of those endpoints in the index whose events are sent now.
 
+        Endpoints are due by their bounds, or because they are in `immediate`. Of the due endpoints these are sent:
         1. Endpoints with events in segments: those with the oldest events, up to `max_sent_bytes` together, but at least one.
         2. Endpoints whose events have all arrived in this micro-batch: all of them. Their events are in memory already, and a
            micro-batch is bounded.

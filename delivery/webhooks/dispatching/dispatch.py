@@ -176,8 +176,8 @@ class Dispatcher(Generic[Sent]):
     def _on_queue_timeout(self) -> None:
         """Defer deliveries that wait for their own endpoint, by the phase of the task.
 
-        1. WAITING, so the lane will submit more deliveries: defer those that have waited for `Limits.queue_timeout_s`.
-        2. FINISHING or CLOSING: defer all that wait now, and each that would begin to wait from now on.
+        1. Phase WAITING (more deliveries will come): defer those that have waited for `Limits.queue_timeout_s`.
+        2. Phase FINISHING or CLOSING: defer all that wait now, and from then on each that would begin to wait.
         3. Otherwise do nothing.
         """
         if not self._phase.is_waiting:

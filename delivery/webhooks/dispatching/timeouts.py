@@ -40,7 +40,7 @@ class Phase(enum.Enum):
 class Timeouts:
     """Call back when the queue timeout has passed, and when responses may be overdue (response deadline).
 
-    The queue timeout is the longest wait of deliveries for their own endpoint once all other endpoints were served. Both
+    The queue timeout is the time that deliveries may wait for their own endpoint once all other endpoints were served. Both
     countdowns run by `endpoint_time`, so they slow down while the worker waits for its own machine. A running countdown is not
     started again.
     """

@@ -24,7 +24,7 @@ def decoded(value: bytes, encoding: bytes, max_bytes: int) -> bytes:
 
     Some bridges decompress a value and keep its header, and some write a charset into this header. The value of such a record
     is read as if the header were missing. Raise EventRejected for a compressed value that is broken, or that has more than
-    `max_bytes` when decompressed. Also raised for a gzip or deflate value of more than MAX_MEMBERS parts.
+    `max_bytes` when decompressed. Raise it too for a gzip or deflate value of more than MAX_MEMBERS parts.
     """
     known = _ENCODINGS.get(encoding.strip().lower())
     if known is None:

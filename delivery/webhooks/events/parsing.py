@@ -40,7 +40,7 @@ HEADER_OVERHEAD_BYTES = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The places of the attributes of an event in plain JSON, and settings by which all records are read and rejected.
+    """The places of the attributes of an event in plain JSON, and settings by which records are read or rejected.
 
     A path is a tuple of keys from the top. The later fields are the settings: for times, ids, batches, sizes and topics.
     """

@@ -53,7 +53,7 @@ class RegistryClient:
     def schema(self, schema_id: int) -> schemas.Schema | None:
         """Return a schema with all schemas that decoding needs. None: the schema registry lacks one of these schemas.
 
-        Repeat a read without a usable answer, until `Access.wait_s` seconds have passed. Then raise SchemaRegistryUnavailable.
+        Repeat a read without a usable answer, but not after `Access.wait_s` seconds: then raise SchemaRegistryUnavailable.
         """
         return self._patiently.copy()(self._schema, schema_id)
 

@@ -1,7 +1,7 @@
 """Represent a schema of the schema registry, and compile it into a function that decodes bodies by the schema.
 
-Pure. Runs in the executors, the archive and the commands. A framed value is a value in the Confluent wire format: a frame (a
-zero byte and the schema's id), then the body.
+Pure. Runs in the executors, the archive and the commands. The driver uses the types. A framed value is a value in the
+Confluent wire format: a frame (a zero byte and the schema's id), then the body.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ class _Delivery(NamedTuple):
 
 
 class LeaseBook:
-    """Keep track of the leases of one worker. A lease is a set of retry entries of one FIFO. Not thread-safe.
+    """Keep track of the leases of one worker. A lease is a set of retry entries of one FIFO.
+
+    Not thread-safe, except `is_busy`.
 
     A FIFO is the queue of one endpoint's retry entries, or of its entries with one order key. A FIFO has one lease at a time. A
     newer lease of the same FIFO means that the shard considers the older lease expired.

@@ -32,7 +32,7 @@ _LINE = rf"""{_LIST}|{_QUOTED}|[^\r\n"]++(?:(?:(?<==)"[^"\r\n]*+"?|(?<=\\)")[^\r
 def _named(name: str, rest: str, value: str) -> re.Pattern[str]:
     """Compile a pattern that finds a secret by the end of the secret's name: the text `name`, then the pattern `rest`.
 
-    `value` is the pattern of the secret. The compiled pattern finds four forms:
+    The compiled pattern finds four forms. `value` is the pattern of the secret in forms 1 and 2:
 
     1. `"token": "…"`, `token=…`, `token => …`, and `{"key": "…", "value": "…"}`.
     2. `"name": "token", "value": "…"`.

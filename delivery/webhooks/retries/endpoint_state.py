@@ -4,7 +4,8 @@ Runs in the executors. Pure: the caller passes `now_ms`. A shard is one key of S
 endpoints, and their index.
 
 Each micro-batch reads the whole index, and changes the state of few endpoints. So an index entry has a few numbers, and the
-endpoint's state as bytes. The bytes are decoded when the endpoint is due or when a message arrives for it.
+endpoint's state as bytes. The bytes are decoded in three cases: the endpoint is due, one of its entries in the timer wheel is
+due, or a message arrives for the endpoint.
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     written: bytes
     """The EndpointState as msgpack bytes."""
     due_ms: int
-    """When the endpoint needs a decision, so that its state is decoded. A message for it causes an earlier decision."""
+    """When the endpoint needs a decision, so that its state is decoded. A message for the endpoint, or a due entry in the timer
+    wheel, causes an earlier decision."""
     events: int
     """Events that wait for the endpoint, including leased events."""
     size: int
@@ -216,10 +218,10 @@ def key(customer_id: CustomerId, endpoint_id: EndpointId) -> str:
 
 
 def customer_id(key: str) -> CustomerId:
-    """Return the customer in a key of the index."""
+    """Return the customer in a result of the function `key`."""
     return CustomerId(key[: key.index("/")])
 
 
 def endpoint_id(key: str) -> EndpointId:
-    """Return the endpoint in a key of the index."""
+    """Return the endpoint in a result of the function `key`."""
     return EndpointId(key[key.index("/") + 1 :])

@@ -243,8 +243,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
 class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Retry entries of one endpoint that a shard gives to a worker, which attempts them for a limited time.
 
-    If `given_up` is set, the worker ends the entries without an attempt, as dead letters or as skipped. Entries to attempt come
-    from the front of one FIFO, in its order.
+    If `given_up` is set, the worker ends the entries without an attempt: as dead letters, skipped or rejected. Entries to
+    attempt come from the front of one FIFO, in its order.
     """
 
     endpoint_id: EndpointId

@@ -28,7 +28,7 @@ class RetryRecord(NamedTuple):
 
 
 def records(key: bytes, written: bytes, headers: tuple[tuple[str, bytes], ...] = ()) -> Iterator[RetryRecord]:
-    """Yield the record of an encoded message with `headers`, then its padding.
+    """Yield the record of an encoded message with `headers`, then its padding: a record without a value per full PADDED_BYTES.
 
     All have the same key, and so go to the same partition.
     """

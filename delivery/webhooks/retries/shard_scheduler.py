@@ -325,7 +325,7 @@ class _Scheduler:
         line.requeue_in_front(self._store, in_front)
 
     def _expire(self) -> None:
-        """Start the timeout of leases that no worker has reported, end expired leases, and give up expired unleased entries."""
+        """Start the timeout of unreported leases, end expired leases, and give up expired entries of FIFOs without a lease."""
         for key, endpoint in self._open.items():
             self._expire_endpoint(key, endpoint)
 

@@ -130,7 +130,7 @@ class WholeRegistry:
         *,
         read_again: bool = False,  # noqa: ARG002  # the registry has no cached answers
     ) -> Destination:
-        """Return the same as `rows_now`. Does not wait."""
+        """Return the endpoint, the subscriptions and the unregistered tenants, as `rows_now` does. Does not wait."""
         return self.rows_now(endpoint_id, tenants)
 
     def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:

@@ -1,7 +1,7 @@
 """Count due events that have the source and id of an earlier event, and another payload.
 
 Runs in the executors, and in the archive for replays. Unless `source.reused_ids` is `told_apart`, both events have the same
-`webhook-id`, so a receiver ignores the second as a repeat. The count is an estimate:
+`webhook-id`, or within batches the same source and id. So a receiver ignores the second as a repeat. The count is an estimate:
 
 1. The count misses events: each lane of a worker has a memory of its own, which is bounded and ends with the worker.
 2. The count has an event twice when a micro-batch runs again in the same worker, or when the producer repeats the event.
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 MAX_IDS = 16_384
 """Most ids in one generation. A lane of a worker remembers the newest generation and the one before, at most 6 MB together.
-Older ids are forgotten."""
-WITH_SAME_WEBHOOK_ID = "with the same webhook-id, and receivers ignore it as a repeat"
-WITH_OWN_WEBHOOK_ID = "with a webhook-id of its own, and only receivers that compare source and id ignore it as a repeat"
+With `source.reused_ids = "rejected"` the memory takes twice as much. Older ids are forgotten."""
+WITH_SAME_WEBHOOK_ID = "with the same webhook-id, in a batch with the same source and id, and receivers ignore it as a repeat"
+WITH_OWN_WEBHOOK_ID = "with another webhook-id, and only receivers that compare source and id ignore it as a repeat"
 """WITH_SAME_WEBHOOK_ID and WITH_OWN_WEBHOOK_ID are the two variants in the log line about a reused id. The second is for the
 setting `source.reused_ids = "told_apart"`."""
 
@@ -67,7 +67,8 @@ class _Memory:
 class SeenIds:
     """Remember the ids of the last events of one lane in a worker, each with a digest of the first payload. Not thread-safe.
 
-    The memory has two generations of at most `max_ids` ids. When the newer one is full, the older one is forgotten.
+    There are two memories: `add` remembers by source and id, `is_reused_by_its_tenant` also by tenant. Each memory has two
+    generations of at most `max_ids` ids. When the newer generation is full, the older one is forgotten.
     """
 
     __slots__ = ("_all", "_by_tenant", "_reused")

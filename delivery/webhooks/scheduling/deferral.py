@@ -77,7 +77,8 @@ class Deferrals:
     def in_background(self, delivery: Sent, attempts: tuple[Attempt, ...], name: bytes) -> Outcome[Sent]:
         """Return the outcome of a delivery whose attempt moves to the background.
 
-        The retry lane attempts the delivery again if no result is reported within `BackgroundAttempts.wait_s`.
+        `name` is the attempt's name, by which its result finds the retry entry. The retry lane attempts the delivery again if
+        no result is reported within `BackgroundAttempts.wait_s`.
         """
         again = NextAttempt(self._now_ms() + round(self._background.wait_s * 1000), 0)
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, retry_reasons.UNDER_WAY, again, background_attempt=name)

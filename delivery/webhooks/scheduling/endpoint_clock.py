@@ -29,9 +29,10 @@ def loop_time() -> float:
 
 
 class MeasuredDelay(Protocol):
-    """Measure the wait of this process for CPU and memory. Implemented by delivery.webhooks.clocks.own_delay.OwnDelay."""
+    """Measure the waits of this machine for CPU and memory. Implemented by delivery.webhooks.clocks.own_delay.OwnDelay."""
 
-    def delay_since_last_call_s(self) -> float: ...
+    def delay_since_last_call_s(self) -> float:
+        """Return the seconds of waiting since the last call: of this thread, or of its whole control group or machine."""
 
 
 class EndpointClock:
@@ -39,8 +40,8 @@ class EndpointClock:
 
     A beat is a timer of the loop, each BEAT_S.
     1. A beat is more than STALL_S late: the loop was blocked. The lateness beyond STALL_S is left out.
-    2. The process waited for CPU or memory during a share of the time since the last beat. Until the next beat, the clock is
-       slower by this share, but never slower than LEAST_SPEED.
+    2. This thread, its control group or its machine waited for CPU or memory during a share of the time since the last beat.
+       Until the next beat, the clock is slower by this share, but never slower than LEAST_SPEED.
     """
 
     def __init__(self, own_delay: MeasuredDelay) -> None:

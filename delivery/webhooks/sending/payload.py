@@ -158,7 +158,10 @@ def _described(media_type: str, lines: str) -> bytes:
     the parser checked it.
     """
     if not opaque.is_media_type(media_type):
-        raise ValueError("the media type of the payload is not valid, and would become another header")
+        raise ValueError(
+            "the media type of the payload is not valid, and would become another header, so the request was not sent. Find "
+            "the program that wrote the event"
+        )
     return f"content-type: {media_type}\r\n{lines}".encode("ascii")
 
 

@@ -57,7 +57,7 @@ def prepare_handshake(endpoint: Endpoint, question: handshake.Question, address_
     """Return the target of the request that asks a receiver for permission.
 
     Raise TargetRefused if the endpoint's URL or TLS settings, or a header of the question, allow no valid request. The receiver
-    may not be the customer's own, so the request has neither the endpoint's `auth` nor its headers. The endpoint's client
+    might not belong to the customer, so the request has neither the endpoint's `auth` nor its headers. The endpoint's client
     certificate is used, because a receiver with mutual TLS cannot be asked without it. A certificate reveals no secret.
     """
     address_guard.check_url(endpoint.url)

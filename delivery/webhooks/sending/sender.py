@@ -22,7 +22,10 @@ MAX_TARGETS = 20_000
 
 
 class RequestTransport(Protocol):
-    """Post a request. Implemented by delivery.webhooks.http.transport.Transport."""
+    """Send a request and return its response. Implemented by delivery.webhooks.http.transport.Transport.
+
+    `post` raises a subclass of AttemptFailed if no response comes.
+    """
 
     async def post(self, to: origin.Target, headers: bytes, body: bytes, timeout_s: float) -> transport.Response: ...
 

@@ -98,7 +98,7 @@ class _Failure(NamedTuple):
 
     @property
     def is_of_client(self) -> bool:
-        """Return True if the client that wrote the event may not recover."""
+        """Return True if the Kafka client that sent the event may not recover, so that a new client must replace it."""
         return self.error is None or self.error.fatal() or self.error.code() in _LOST
 
 

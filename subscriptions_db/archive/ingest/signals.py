@@ -2,7 +2,7 @@
 
 Runs in `fanout archive`. A postponed or dead-lettered operational event gives no signal: otherwise each operational event could
 cause another one, without end. The attempts of an operational event give signals. So does a postponed batch, because the events
-of a batch are not examined. An attempt that failed by a fault of the platform's machine gives no signal.
+of a batch are not examined. An attempt that failed by a fault of the platform (LocalFailure) gives no signal.
 """
 
 from __future__ import annotations

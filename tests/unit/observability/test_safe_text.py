@@ -69,6 +69,17 @@ def test_the_text_of_an_exception_is_harmless_in_the_log():
     assert_harmless(logs.JsonFormatter().format(record), lines=0)
 
 
+def test_the_lines_of_an_exception_look_like_no_log_lines():
+    """Regression: an exception that quoted foreign text with a newline could forge a line of the log."""
+    with pytest.raises(ValueError, match="all is well") as failed:
+        raise ValueError("bad value\n12:00:00 INFO    delivery.job: all is well")
+    exc_info = (failed.type, failed.value, failed.tb)
+    record = logging.LogRecord("name", logging.ERROR, __file__, 1, "failed", (), exc_info)
+    first, *lines = logs.TextFormatter().format(record).split("\n")
+    assert first.endswith("failed")
+    assert all(line.startswith("    ") for line in lines if line)
+
+
 @pytest.fixture
 def shown(capsys, monkeypatch):
     """Return a function with the text that was written to the terminal so far, without our own colours."""

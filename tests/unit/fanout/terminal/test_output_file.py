@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from fanout.cli import main
 
 
-@pytest.mark.parametrize("name", ["absent/figures.json", "."], ids=["in no folder", "a folder"])
+@pytest.mark.parametrize("name", ["absent/figures.json", ".", "x" * 300], ids=["in no folder", "a folder", "name too long"])
 def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path, name):
     """Regression: the demo ran for minutes, and then ended with a traceback and without its result."""
     refused = CliRunner().invoke(main.app, ["demo", "--json", str(tmp_path / name)])

@@ -68,7 +68,7 @@ def test_the_log_names_the_place_of_the_first_reused_id_only(caplog):
 
 @pytest.mark.parametrize(
     ("layout", "delivered"),
-    [(parsing.Layout(), "with the same webhook-id"), (parsing.Layout(tells_ids_apart=True), "with a webhook-id of its own")],
+    [(parsing.Layout(), "with the same webhook-id"), (parsing.Layout(tells_ids_apart=True), "with another webhook-id")],
 )
 def test_the_log_says_which_webhook_id_the_event_has(caplog, layout, delivered):
     """Regression: where the webhook-ids differed, the log said that receivers ignore the event."""

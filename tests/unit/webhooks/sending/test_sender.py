@@ -75,10 +75,11 @@ def test_an_invalid_endpoint_fails_by_configuration():
 def test_a_client_certificate_that_needs_more_files_fails_by_this_machine(monkeypatch, caplog):
     """Regression: the attempt counted as the customer's wrong configuration."""
 
-    def full():
+    def full(*_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(tls.os, "pipe", full)
+    for name in ("memfd_create", "pipe"):
+        monkeypatch.setattr(tls.os, name, full)
     client = certificates.issue("of this test", issuer=certificates.authority())  # so that no context of it is cached
     made, transport, _ = attempt(200, endpoint=builders.endpoint(tls=client.client_tls()))
     assert (made.error_class, transport.posted) == ("local", [])
