@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -99,7 +100,7 @@ def ensure(program: Program, folder: Path = LIBRARY) -> Path | None:
 
 
 def _archive(program: Program, folder: Path) -> Path:
-    """Return the path of the archive, named by a digest of everything that a JVM compares: Java and jars.
+    """Return the path of the archive, named by a digest of the module that builds it, of Java and of the jars.
 
     A JVM silently ignores an archive of other jars. Jars that were installed again are other jars, because their times differ.
     Raise LocalStackError if there is no supported Java.
@@ -107,7 +108,8 @@ def _archive(program: Program, folder: Path) -> Path:
     binary = java.find().resolve()
     folder = folder.resolve()
     stats = sorted((str(jar), jar.stat().st_size, jar.stat().st_mtime_ns) for jar in program.jars(folder))
-    compared = (binary, binary.stat().st_mtime_ns, stats)
+    training = Path(str(importlib.util.find_spec(program.training).origin)).read_bytes()  # type: ignore[union-attr]  # it exists
+    compared = (training, binary, binary.stat().st_mtime_ns, stats)
     return folder / f"{program.name}-{hashlib.sha256(repr(compared).encode()).hexdigest()[:16]}.jsa"
 
 

@@ -9,10 +9,12 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pydantic import SecretStr
-from pyspark.sql import SparkSession, functions
+from pyspark.sql import DataFrame, Row, SparkSession, functions
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 from delivery.config import settings
 from delivery.stages.lanes import session
@@ -24,15 +26,17 @@ MICRO_BATCHES = 3
 
 def main(archive: Path) -> None:
     """Run some micro-batches with Python workers and state. When the JVM exits, it writes its classes to the file `archive`."""
-    writing = session.java_options(f"-XX:ArchiveClassesAtExit={archive}")
+    logs = f"-Dlog4j.configurationFile={session.LOG_CONFIGURATION}"  # as `session.start`: the JVM then loads classes for XML
+    writing = session.java_options(logs, f"-XX:ArchiveClassesAtExit={archive}")
     connector = jars.ensure().connector
     conf = {"spark.driver.defaultJavaOptions": SecretStr(writing), "spark.sql.shuffle.partitions": SecretStr("1")}
     spark = session.start(settings.SparkSettings(conf=conf), session.Libraries(connector=connector))
     for jar in connector:
         _load_classes(spark, jar)
     rows = spark.readStream.format("rate").option("rowsPerSecond", 100).load().where("value >= 0")  # text loads the SQL parser
-    through_python = rows.mapInArrow(_unchanged, rows.schema).dropDuplicates(["value"])
-    query = through_python.writeStream.format("noop").option("checkpointLocation", "checkpoint").start()
+    shards = rows.mapInArrow(_unchanged, rows.schema).groupBy("value")
+    counted = shards.transformWithState(_Counting(), "value long", "Append", "None")
+    query = counted.writeStream.foreachBatch(_deliver).option("checkpointLocation", "checkpoint").start()
     while (progress := query.lastProgress) is None or progress.batchId < MICRO_BATCHES:
         query.awaitTermination(1)
     query.stop()
@@ -52,6 +56,30 @@ def _load_classes(spark: SparkSession, jar: Path) -> None:
     ]
     loaded = functions.expr("try_reflect('org.apache.spark.util.Utils', 'classForName', name, false, false)")
     spark.createDataFrame(names, "name string").select(loaded).write.format("noop").mode("append").save()
+
+
+class _Counting(StatefulProcessor):
+    """Keep a number for each key, as the lanes with state keep their indexes."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._count = handle.getValueState("count", "value long")
+        self._parts = handle.getMapState("parts", "number long", "value long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: ARG002, N802, N803
+        """Read and write the state of a key, and yield a row."""
+        known = self._count.get()
+        for row in rows:
+            self._count.update((row.value if known is None else known[0],))
+            self._parts.updateValue((0,), (row.value,))
+        yield Row(value=key[0])
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _deliver(batch: DataFrame, _: int) -> None:
+    batch.coalesce(1).mapInArrow(_unchanged, batch.schema).collect()
 
 
 def _unchanged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
