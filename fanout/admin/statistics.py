@@ -45,7 +45,7 @@ def of_endpoint(config: settings.Settings, endpoint_id: str, *, since: str, by: 
 
 
 def table(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a table: one for each hour or day, then the total. `document` has the statistics as in the API."""
+    """Return the rows of a table: one for each of `items`, then the total. `document` has the statistics as in the API."""
     rows = [*document["items"], document["total"] | {"start": "total"}]
     return [
         {

@@ -69,8 +69,8 @@ class Replayer:
         """Advance the unfinished replays, one chunk each in rotation, for about STEP_S or until none can advance now.
 
         Return the number of advances; the begin and the end of a replay count as well. If Kafka or the schema registry fails
-        for a replay, log a warning, and pause this replay (replay_pauses.py). It then repeats the chunk. Other replays continue
-        after a failure of the schema registry, and FIRST_PAUSE_S after one of Kafka.
+        for a replay, log a warning, and pause this replay (replay_pauses.py). After the pause, the chunk is repeated. Other
+        replays continue at once after a failure of the schema registry, and FIRST_PAUSE_S after a failure of Kafka.
 
         Raise RegistryUnavailable if Postgres fails. With `once`, also raise KafkaUnavailable or SchemaRegistryUnavailable, in
         place of a pause. `clock` is for tests.

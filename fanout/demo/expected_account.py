@@ -79,9 +79,9 @@ class ExpectedLane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverHttp:
-    """What became of the dead letters of scenario.FAILING_CUSTOMER, which the demo polls, acknowledges and redrives over HTTP.
+    """Outcomes of the dead letters of scenario.FAILING_CUSTOMER, which the demo polls, acknowledges and redrives over HTTP.
 
-    Each field is a number of deliveries, and counts a delivery once.
+    Each field except `customer` is a number of deliveries, and counts a delivery once.
     """
 
     customer: str

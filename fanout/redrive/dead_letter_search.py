@@ -213,7 +213,7 @@ class _Writable(Protocol):
 
 
 def show(console: rich.console.Console, found: Found) -> None:
-    """Print one dead letter for a person: its fields, the record's headers, its attempts and its payload."""
+    """Print one dead letter for a person: its fields, the headers of the event's record, its attempts and its payload."""
     document = found.document()
     try:
         headers, payload = found.letter.event().record.headers, found.letter.payload().decode(errors="replace")
@@ -309,7 +309,9 @@ def redrive(
     except errors.KafkaUnavailable as exc:
         if dry_run:
             raise
-        raise errors.KafkaUnavailable(f"{exc}. Some dead letters may be redriven; another redrive leaves these out") from exc
+        raise errors.KafkaUnavailable(
+            f"{exc}. Some dead letters may already be redriven; another redrive leaves these out"
+        ) from exc
     enqueuer.summary.redriven_before = plan.redriven_before
     return enqueuer.summary
 

@@ -129,7 +129,7 @@ class Plan:
             self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, batch_of(letter), self._fault_of(letter))
 
     def chosen(self, limit: int | None = None) -> dict[LetterPlace, Newest]:
-        """Return the chosen dead letters by place: the `limit` oldest, or all without a limit."""
+        """Return the chosen dead letters by place: the `limit` oldest, or all without a limit; also those with a `fault`."""
         newest = sorted(self._newest.values(), key=lambda letter: letter.dead_lettered_at_ms)[:limit]
         return {letter.place: letter for letter in newest}
 
@@ -154,9 +154,9 @@ def entry_of(
 ) -> retry_messages.RetryEntry:
     """Return the retry entry of dead letters that go in one request: one delivery, or events of one batch in order.
 
-    After `max_age_s` seconds in the retry lane they become dead letters again. Events that were sent in a batch go in a batch
-    again, because their endpoint accepts nothing else. If one request has all events of the earlier batch, it has the same
-    `webhook-id`.
+    A delivery that still fails becomes a dead letter again after `max_age_s` seconds in the retry lane. Events that were sent
+    in a batch go in a batch again, because their endpoint accepts nothing else. If one request has all events of the earlier
+    batch, it has the same `webhook-id`.
     """
     first = together[0]
     return retry_messages.new_entry(

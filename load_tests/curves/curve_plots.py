@@ -1,4 +1,4 @@
-"""Draw the curves of an axis. The same figures give the same file."""
+"""Draw the curves of an axis: the figures over the values of one variable. The same figures give the same file."""
 
 from __future__ import annotations
 
@@ -85,6 +85,6 @@ def _scale(axes: Any, values: Sequence[float]) -> None:
 
 
 def _between(values: Sequence[float]) -> list[float]:
-    """Return STEPS + 1 numbers from the smallest to the largest value, at equal ratios of number + 1."""
+    """Return STEPS + 1 numbers from the smallest to the largest value. Each step multiplies number + 1 by the same factor."""
     first, ratio = 1 + min(values), (1 + max(values)) / (1 + min(values))
     return [first * ratio ** (step / STEPS) - 1 for step in range(STEPS + 1)]

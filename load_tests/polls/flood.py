@@ -102,7 +102,7 @@ class Beside:
         self._archived, self._before = _archived(self._archive), self._read()
 
     def figures(self) -> dict[str, Any]:
-        """Stop the polls. Return `archived_attempts`, `polls` and, by process, `cpu_s` since the last reset, and `nice`."""
+        """Stop the polls. Return `nice` and, since the last reset, `archived_attempts`, `polls`, and `cpu_s` by process."""
         spent = {name: used.since(self._before[name]) for name, used in self._read().items()}
         report = self._pollers.report()
         cpu_s = {name: round(used.jvm_s + used.python_s, 1) for name, used in spent.items()}

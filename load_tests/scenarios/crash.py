@@ -85,7 +85,7 @@ def run(scenario: CrashScenario, terms: stage.Terms) -> dict[str, Any]:
 def kill_at_work(
     job: platform.Job, role: str, customers: receiver.Receiver, rng: random.Random, say: Callable[[str], None]
 ) -> int:
-    """Wait until the job delivers, kill its process with this role, and return the number of events that had arrived."""
+    """Wait until the job delivers, kill its driver, its JVM or a random worker, and return the number of arrived events."""
     enough = customers.count + PROGRESS
     job.wait_until(lambda: customers.count >= enough, within_s=platform.START_TIMEOUT_S, goal="deliveries before a kill")
     time.sleep(rng.uniform(0, MOMENT_S))

@@ -2,7 +2,7 @@
 
 1. The job starts. Each endpoint waits an hour for a batch that is larger than the number of its events.
 2. `each` events are published for each endpoint, on average. The job collects the events, and sends no batch.
-3. Memory and disk of the job are read. Nothing may be lost: by the topics, all events must wait for their batches.
+3. Memory and disk of the job are read. Nothing may be lost: the topics must show that all events wait for their batches.
 """
 
 from __future__ import annotations

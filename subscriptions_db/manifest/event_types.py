@@ -64,8 +64,8 @@ def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:
     1. The schema or an example is not JSON, nested too deeply, or not storable by Postgres. Or it has a whole number beyond
        MAX_WHOLE_NUMBER. Or the schema, or all examples together, have more than MAX_BYTES.
     2. The schema is not valid, names another `$schema` than DIALECT, or is refused by `schema_patterns.require`. Or it has a
-       `$schema` or `$id` below its top level. Or it has a `$ref` that leads neither to `#` nor to a schema directly in its
-       `$defs` or `definitions`.
+       `$schema` or `$id` below its top level. Or it has a `$ref` or `$dynamicRef` that leads neither to `#` nor to a schema
+       directly in its `$defs` or `definitions`.
     3. An example violates the schema, or its check takes more than MAX_STEPS steps or recurses too deeply.
     """
     for number, example in enumerate(examples):

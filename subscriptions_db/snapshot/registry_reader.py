@@ -123,9 +123,10 @@ def read_candidates(
     """Return the subscriptions that match an event type, and whose scope lists the tenant, or a sub-tenant of it, as included.
 
     `since`: also return the matching subscriptions to all tenants (`Scope.everything`) that changed after this revision.
-    `tenant_id` None: return instead all matching subscriptions to all tenants. The snapshot also has the endpoints, and the tenant if it is registered. With a tenant, the returned scopes contain only the part about this tenant.
-    One statement finds the ids of the subscriptions. For most pairs of tenant and event type, there are none. Otherwise a
-    second read, at the returned revision or a later one, reads the subscriptions and endpoints.
+    `tenant_id` None: return instead all matching subscriptions to all tenants. The snapshot also has the endpoints, and the
+    tenant if it is registered. With a tenant, the returned scopes contain only the part about this tenant. One statement finds
+    the ids of the subscriptions. For most pairs of tenant and event type, there are none. Otherwise a second read, at the
+    returned revision or a later one, reads the subscriptions and endpoints.
     """
     asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id, "since": since}
     statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")

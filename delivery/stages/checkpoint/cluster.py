@@ -52,7 +52,7 @@ class Conflict(Exception):
 class KubernetesLease:
     """A client for one Lease at the API server. The Lease `name` may not exist yet.
 
-    `read` and `write` raise Unavailable if the API server does not answer, or answers with an error that may pass. They raise
+    `read` and `write` raise Unavailable if the API server gives no usable answer, or an error that may pass. They raise
     LeaseRefused if the API server refuses this pod, if the API server's certificate does not verify, or if the files of the
     service account cannot be read.
     """

@@ -230,9 +230,9 @@ class _File:
         offset_log.write(self._spark, f"{self._folder}/{FILE}", json.dumps(topics, separators=(",", ":")))
 
     def leave_out(self, topics: Topics) -> Topics:
-        """Move the positions of the topics from the offset log into the file.
+        """Move positions from the offset log into the file, for those topics that a committed micro-batch paused.
 
-        Return the topics that a committed micro-batch paused (see `committed`). If there is none, only delete the file.
+        Return these topics with their positions (see `committed` and `moved_out`). If there is none, only delete the file.
         """
         _, newest = recovery.newest(self._spark, self._folder)
         valid = committed(topics, newest)

@@ -107,7 +107,9 @@ def whole(*patterns: str) -> str:
 
 
 def read_retries(spark: SparkSession, config: settings.Settings, *, executors: int = 1) -> DataFrame:
-    """Return the stream of records on the retries topic, from its first record, and on the retry lane's wake-up topic.
+    """Return the stream of records on the retries topic and on the retry lane's wake-up topic.
+
+    A new checkpoint begins at the first record of each topic.
 
     A micro-batch has at most about `source.max_events_per_batch` records for each of `executors`. Behind a large record come
     padding records without a value, one for every full 4 KiB (retry_records.records). So the records have at most about

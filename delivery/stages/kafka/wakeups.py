@@ -2,8 +2,9 @@
 
 Runs on the driver, on a thread of its own for each lane. A wake-up is sent when the lane starts, when a batch or a retry entry
 is due, and when the lane has been idle for QUIET_S. Spark's own timers would run a micro-batch at each trigger. With wake-ups,
-a micro-batch without events runs only at the start, when something is due, or before Spark ends the idle workers. A wake-up
-that Kafka refuses is sent again. A superfluous wake-up does no harm.
+a micro-batch without events runs only at the start, when something is due, or before Spark ends the idle workers. The thread
+sends a wake-up again if Kafka refuses it. With `--once` there is no thread: the lane sends one wake-up at its start. A
+superfluous wake-up does no harm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Run the retry lane: keep postponed deliveries in Spark's state, lease the due deliveries, attempt them again.
 
 Runs on the driver. A shard is one key of Spark's state. It holds the retry entries of some endpoints. A FIFO is the queue of
-entries of one endpoint, or of one order key. A lease holds those entries of one FIFO that a worker attempts now.
+entries of one endpoint, or of one order key. A lease holds those entries of one FIFO that a worker attempts now, or ends
+without an attempt.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Channel:
             ) from None
 
     def wait_without_timeout(self) -> None:
-        """From now on, send and receive without a limit of time. Called by the driver's end when the task has to stop."""
+        """Remove the time limit of all later sends and receives. Called by the driver's end when the task has to stop."""
         self._connection.settimeout(None)
 
     def close(self) -> None:

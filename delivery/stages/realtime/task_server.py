@@ -232,8 +232,8 @@ class TaskServer:
                 self._record_loss(name, str(exc))
             except Exception as exc:  # a dead thread would look like an unresponsive task
                 log.exception(
-                    "an unforeseen error in the report of a task of lane realtime: the lane restarts its query, and loses "
-                    "nothing. Send this traceback to the maintainers of the platform"
+                    "an unforeseen error in the report of a task of lane realtime: the lane restarts its query, or ends if "
+                    "restarts do not help. Nothing is lost. Send this traceback to the maintainers of the platform"
                 )
                 self._record_loss(name, str(exc))
 

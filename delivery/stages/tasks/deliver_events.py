@@ -23,7 +23,7 @@ from delivery.webhooks.scheduling import deferral
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """Columns of the record streams that delivery.stages.kafka.topic_source reads, and of their Arrow batches."""
 KEY = "key"
-"""A further column, if the job takes batch records apart."""
+"""A further column, the record's key, if the job splits batch records."""
 _KINDS = ("string", "int", "long", "long", "binary", "string")
 NO_RECORD = tuple(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMNS, _KINDS, strict=True))
 """COLUMNS as SQL expressions of nulls, for a plan without records."""

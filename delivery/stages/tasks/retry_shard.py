@@ -1,8 +1,8 @@
 """Take leases from the shards of the retry lane, as delivery.webhooks.retries.shard_scheduler decides.
 
 The driver creates these task functions. The executors' Python workers run them. A shard is one key of Spark's state. It holds
-the retry entries of some endpoints. A lease holds retry entries of one FIFO that a worker attempts now. These functions do not
-use the registry, so their closure stays the same while the query runs.
+the retry entries of some endpoints. A lease holds retry entries of one FIFO that a worker attempts now, or ends without an
+attempt. These functions do not use the registry, so their closure stays the same while the query runs.
 """
 
 from __future__ import annotations

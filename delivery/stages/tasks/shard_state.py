@@ -3,8 +3,8 @@
 Used by the batch and the retry lane. The driver calls `decide_shards`. The executors' Python workers run the rest. A shard
 holds the waiting items of some endpoints, and is one key of Spark's state. The cost of the state depends on keys and
 micro-batches, not on events (docs/architecture.md). A shard has an index and segments. The index is one small value, rewritten
-when it changes. A segment holds items. A segment is written once, read when items leave or segments are merged, and removed
-when none of its items is left. The number of a segment is never reused.
+when it changes. A segment holds items. A segment is written once, read when a decision needs its items, and removed when none
+of its items is left. The number of a segment is never reused.
 Guarantee: Spark commits the state with the offsets, so a micro-batch that runs again finds the same state.
 """
 

@@ -63,8 +63,8 @@ class ReadyQueue(Generic[Sent]):
         """Return True if the first delivery of the queue may be attempted now.
 
         1. False if the queue is empty, or if its limit has fallen meanwhile and is reached by the requests in flight.
-        2. False if the rate allows no request yet. The queue becomes ready again when the rate allows one.
-        3. False if the host has no capacity. The queue becomes ready again when the host has capacity.
+        2. False if the rate allows no request yet. The queue joins the line again when the rate allows one.
+        3. False if the host has no capacity. The queue joins the line again when the host has capacity.
         4. Otherwise True.
         """
         host, wait_s = queue.host, 0.0 if queue.pace is None else queue.pace.wait_s(now)

@@ -1,7 +1,8 @@
-"""When a task or slice fails, begin no further attempt of it, and wait a limited time for its attempts in flight.
+"""When a Spark task fails, begin no further attempt of it, and wait a limited time for its attempts in flight.
 
 The results of attempts that end in time are recorded, so these deliveries are not repeated. Deliveries whose attempts do not
-end in time may be repeated. The retry lane has no gate. Runs in the event loop of a worker.
+end in time may be repeated. A task of the direct or the batch lane has one gate. A task of the real-time lane has a gate for
+each slice, the records of one second. The retry lane has no gate. Runs in the event loop of a worker.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from delivery.webhooks.dispatching import dispatch
 
 
 class DrainGate:
-    """Pass the attempts of one Spark task or slice to `sender`. After `close`, new calls of `attempt` wait until cancelled."""
+    """Pass the attempts of a task, or of a slice, to `sender`. After `close`, new calls of `attempt` wait until cancelled."""
 
     def __init__(self, sender: dispatch.DispatchSender) -> None:
         self._sender = sender

@@ -292,8 +292,9 @@ class RealtimeSlices:
     def _end_slice_if_due(self) -> None:
         """End the current slice if `end_slice` was called, or after `slice_s` if no earlier slice is still finishing.
 
-        A slice that takes records ends at a later check: records that it took afterwards would have no outcome. Several slices
-        at once could together exceed the limits of requests in flight, because each slice counts only its own requests.
+        A slice that takes records ends at a later check: records that it took afterwards would have no outcome. Without
+        `end_slice`, earlier slices finish first, because each slice counts only its own requests in flight. Several slices at
+        once could together exceed the limits.
         """
         current = self._current
         if current is None or current.is_taking:

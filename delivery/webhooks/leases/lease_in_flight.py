@@ -58,7 +58,7 @@ class LeaseInFlight:
     `ended` has the keys of deliveries that an earlier run of the micro-batch or task completed.
     """
 
-    __slots__ = ("_ended", "_view", "message", "report", "tenants", "until", "waiting")
+    __slots__ = ("_ended", "_rest_at_ms", "_view", "message", "report", "tenants", "until", "waiting")
 
     def __init__(
         self,
@@ -79,6 +79,7 @@ class LeaseInFlight:
         """Latest time at which an attempt may begin, in seconds of the caller's clock."""
         self.waiting: collections.deque[int] = collections.deque()
         """Places of the entries that are still to be attempted."""
+        self._rest_at_ms = 0
         self.report = LeaseReport(lease, view.destination)
 
     @property
@@ -136,8 +137,16 @@ class LeaseInFlight:
         self._stop_if_ordered()
 
     def stop(self) -> None:
-        """Let no further attempt of the lease begin. Attempts in flight continue."""
+        """Let no further attempt of the lease begin. Attempts in flight continue. The other entries are due at once."""
         self.until = float("-inf")
+        self._rest_at_ms = 0
+
+    def delay_rest(self, at_ms: int) -> None:
+        """Let `finish` requeue the entries in `waiting` until `at_ms`, because the endpoint's limits allow no earlier request.
+
+        A later call of `stop` cancels the delay: the next lease may have other limits, or be in another process.
+        """
+        self._rest_at_ms = at_ms
 
     def follow(self, rows: registries.Destination | None, revision: Revision) -> None:
         """Let the lease use `rows`, which the worker's registry has now at `revision`, for its next attempts.
@@ -211,13 +220,14 @@ class LeaseInFlight:
         self.report.record(entry, outcome)
 
     def finish(self, now_ms: int) -> None:
-        """Requeue every entry that is still in `waiting`.
+        """Requeue every entry that is still in `waiting`: due at `now_ms`, or later if `delay_rest` was called.
 
         Entries are left there if the lease's time ran out, or if the lease was stopped, for example after a change of its
         endpoint.
         """
+        at_ms = max(now_ms, self._rest_at_ms)
         for place in self.waiting:
-            self.report.requeue(place, NextAttempt(now_ms, self.message.entries[place].retries))
+            self.report.requeue(place, NextAttempt(at_ms, self.message.entries[place].retries))
 
     def _stop_if_ordered(self) -> None:
         if self.message.order_key is not None:

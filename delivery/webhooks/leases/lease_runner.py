@@ -19,6 +19,11 @@ from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import host_limits, limits
 
+MAX_RATE_WAIT_S = 30.0
+"""Maximum of seconds for which entries are requeued because the endpoint's rate allows no request before the lease ends. Equal
+to retry_lane.LEASE_S: a backlog with a low rate is leased about twice a minute, instead of in each micro-batch. A longer wait
+could waste the share of another worker, which may get the next lease."""
+
 
 class LeaseSender(Protocol):
     """Send one attempt. Implemented by delivery.webhooks.sending.sender.Sender."""
@@ -76,8 +81,10 @@ class LeaseRunner:
         """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
 
         Entries whose attempt cannot begin by `lease.until` stay in `lease.waiting`. So do all entries that still wait when the
-        lease is stopped, for example because its endpoint was changed, or because an attempt of an ordered lease failed.
-        If `stop` was called before, no entry is attempted: each wait for a rate would end at once, and the lease would
+        lease is stopped, for example because its endpoint was changed, or because an attempt of an ordered lease failed. If
+        the next request may go only after `lease.until`, `lease.finish` requeues the entries until then, at most for
+        MAX_RATE_WAIT_S.
+        If `stop` was called before, attempt nothing. Otherwise each wait for a rate would end at once, and the lease would
         busy-wait until its end.
         """
         if self._stopping.is_set():
@@ -116,6 +123,8 @@ class LeaseRunner:
                     is_counted = True
                     host.count_delay()
             if now + wait_s > lease.until:
+                # Entries that are due at once would be leased again in the next micro-batch, and requeued again.
+                lease.delay_rest(self._now_ms() + round(min(wait_s, MAX_RATE_WAIT_S) * 1000))
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)

@@ -5,7 +5,7 @@ would be sent twice: by its own retry entry, and by the resend's entry.
 
 A shard has no index of its entries by delivery. For a million entries the index would have some 100 MB, and each micro-batch
 would read it. So a decision with resends reads the entries of the resends' endpoints. The decision also reads the timer wheel
-if entries of these endpoints wait there.
+if entries of these endpoints wait there. It reads at most about MAX_SEARCHED_BYTES.
 """
 
 from __future__ import annotations

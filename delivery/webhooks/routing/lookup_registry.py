@@ -7,6 +7,14 @@ An event needs two answers:
 2. The subscriptions that name the event's tenant, by event type and tenant.
 A single answer would store the subscriptions to all tenants again for each of thousands of tenants. A change of the registry is
 in effect after `ttl_s` at the latest, when all older answers have expired.
+
+The two answers are read at different revisions. A change between these revisions may move a subscription from one answer to the
+other. Three rules let the subscription match exactly once:
+1. The newer answer decides about a subscription that is in both answers.
+2. A tenant's answer also has the subscriptions to all tenants that changed after the answer for all tenants was read. So the
+   older answer need not be read again before the event is routed.
+3. An answer for all tenants that lost a subscription, or has one with another scope, makes older answers for tenants unusable.
+   They are read again, because the subscription may name their tenants now.
 """
 
 from __future__ import annotations
@@ -14,14 +22,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import cachetools
 
 from delivery.model import Event
-from delivery.registry_model import PLATFORM, Endpoint, EndpointId, Revision, TenantId, TenantStatus
+from delivery.registry_model import (
+    PLATFORM,
+    Endpoint,
+    EndpointId,
+    Revision,
+    Subscription,
+    SubscriptionId,
+    TenantId,
+    TenantStatus,
+)
 from delivery.webhooks.routing import matching, registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 
@@ -33,10 +50,11 @@ and more."""
 class RegistryReader(Protocol):
     """Queries Postgres. Called from a thread, never twice at the same time. Waits while Postgres is unavailable."""
 
-    def candidates(self, event_type: str, tenant_id: TenantId | None) -> Snapshot:
+    def candidates(self, event_type: str, tenant_id: TenantId | None, since: Revision | None = None) -> Snapshot:
         """Return the subscriptions that can match the event type and that name the tenant; with their endpoints and the tenant.
 
-        `tenant_id` None: return the subscriptions to all tenants that can match the event type, with their endpoints.
+        `since`: also return the subscriptions to all tenants that can match the event type, if they changed after `since`.
+        `tenant_id` None: return instead all subscriptions to all tenants that can match the event type, with their endpoints.
         """
 
     def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
@@ -47,13 +65,39 @@ class RegistryReader(Protocol):
 
 
 class _Answer(NamedTuple):
+    revision: Revision
+    """The answer has each change up to this revision, and possibly later changes."""
     tenant_status: TenantStatus | None
     router: matching.Router | None
     """None: no subscription was found, as for most pairs of event type and tenant."""
 
+    @property
+    def subscriptions(self) -> Mapping[SubscriptionId, Subscription]:
+        return {} if self.router is None else self.router.subscriptions
+
+    def matches(self, event: Event) -> list[matching.Match]:
+        return [] if self.router is None else self.router.matches(event)
+
+
+@dataclass(slots=True, kw_only=True)
+class _ForAllTenants:
+    """The answer for all tenants, and the revisions of answers for single tenants that can be combined with it."""
+
+    answer: _Answer
+    unmoved_since: Revision
+    """From this revision on, each read found all subscriptions of the read before, with the same scopes."""
+    current_at: Revision
+    """No subscription to all tenants has changed between `answer` and this revision."""
+    expires_at: float
+    """Time from which on the answer is read again, by the clock of the registry."""
+
+    def fits(self, naming_the_tenant: _Answer) -> bool:
+        """Return True if no subscription can have moved unseen from one of these two answers to the other."""
+        return self.unmoved_since <= naming_the_tenant.revision <= self.current_at
+
 
 class _Answers(NamedTuple):
-    """The two answers for one event, as a router. No subscription is in both answers."""
+    """The two answers for one event, as a router. A subscription that is in both matches by the newer answer only."""
 
     about_everything: _Answer
     naming_the_tenant: _Answer
@@ -62,14 +106,20 @@ class _Answers(NamedTuple):
         return self.naming_the_tenant.tenant_status
 
     def matches(self, event: Event) -> list[matching.Match]:
-        return [match for answer in self if answer.router is not None for match in answer.router.matches(event)]
+        older, newer = self
+        if older.revision > newer.revision:
+            older, newer = newer, older
+        known = newer.subscriptions
+        outdated = older.matches(event)
+        return newer.matches(event) + [match for match in outdated if match.subscription.subscription_id not in known]
 
 
 class LookupRegistry:
     """A Registry with only the rows that recent events of this process needed.
 
     A row is read again if an event needs it more than `ttl_s` seconds after it was read. `max_answers` is the maximum of
-    cached answers for events, and also of cached tenants. MAX_SHARED_ENDPOINTS bounds the cached endpoints.
+    cached answers for an event type and a tenant, of cached answers for an event type and all tenants, and of cached tenants.
+    MAX_SHARED_ENDPOINTS bounds the cached endpoints.
     """
 
     def __init__(
@@ -78,8 +128,12 @@ class LookupRegistry:
         self._reader = reader
         self._ttl_s = ttl_s
         self._clock = clock
-        self._answers: cachetools.TTLCache[tuple[str, TenantId | None], _Answer] = cachetools.TTLCache(
+        self._naming_a_tenant: cachetools.TTLCache[tuple[str, TenantId], _Answer] = cachetools.TTLCache(
             maxsize=max_answers, ttl=ttl_s, timer=clock
+        )
+        # Kept until each answer for a tenant that was combined with it has expired: the next read is compared with it.
+        self._for_all_tenants: cachetools.TTLCache[str, _ForAllTenants] = cachetools.TTLCache(
+            maxsize=max_answers, ttl=2 * ttl_s, timer=clock
         )
         self._destinations: cachetools.TTLCache[EndpointId, registries.Destination] = cachetools.TTLCache(
             maxsize=MAX_SHARED_ENDPOINTS, ttl=ttl_s, timer=clock
@@ -112,12 +166,18 @@ class LookupRegistry:
     async def router_for(self, event: Event) -> _Answers:
         """Return a router made of two answers for the event's type: for all tenants, and for the event's tenant.
 
-        Missing answers are looked up in Postgres.
+        Missing answers are looked up in Postgres. A subscription that a change moved from one answer to the other matches once.
 
         Each answer was younger than `ttl_s` when it was taken from the cache. The first answer may be older when this method
         returns, because the second look-up may wait for Postgres.
         """
-        return _Answers(await self._answer(event.event_type, None), await self._answer(event.event_type, event.tenant_id))
+        everything = self._for_all_tenants.get(event.event_type)
+        if everything is None or everything.expires_at <= self._clock():
+            everything = await self._read_for_all_tenants(event.event_type, everything)
+        naming = self._naming_a_tenant.get((event.event_type, event.tenant_id))
+        if naming is None or not everything.fits(naming):
+            naming = await self._read_naming(event.event_type, event.tenant_id, everything)
+        return _Answers(everything.answer, naming)
 
     async def destination(
         self, endpoint_id: EndpointId, tenants: Collection[TenantId], *, read_again: bool = False
@@ -154,17 +214,40 @@ class LookupRegistry:
             known.update(answered)
         return [tenant for tenant, is_registered in known.items() if not is_registered]
 
-    async def _answer(self, event_type: str, tenant_id: TenantId | None) -> _Answer:
-        key = (event_type, tenant_id)
-        answer = self._answers.get(key)
-        if answer is None:
-            # In a thread: requests in flight must not time out while Postgres is slow or unavailable.
-            found = await asyncio.to_thread(self._reader.candidates, event_type, tenant_id)
-            self.confirm(found.revision)
-            status = None if tenant_id is None else found.tenants.get(tenant_id)
-            answer = _Answer(status, self._router(found) if found.subscriptions else None)
-            self._answers[key] = answer
+    async def _read_for_all_tenants(self, event_type: str, before: _ForAllTenants | None) -> _ForAllTenants:
+        """Read and cache the answer for all tenants. `before`: the previous answer; None: none is cached."""
+        answer = await self._read(event_type, None, None)
+        unmoved_since = answer.revision
+        if before is not None and not _has_moved(before.answer.subscriptions, answer.subscriptions):
+            unmoved_since = min(before.unmoved_since, answer.revision)  # revisions may fall after a failover of Postgres
+        read = _ForAllTenants(
+            answer=answer,
+            unmoved_since=unmoved_since,
+            current_at=answer.revision,
+            expires_at=self._clock() + self._ttl_s,
+        )
+        self._for_all_tenants[event_type] = read
+        return read
+
+    async def _read_naming(self, event_type: str, tenant_id: TenantId, everything: _ForAllTenants) -> _Answer:
+        """Read and cache the answer for a tenant, with the subscriptions to all tenants that are newer than `everything`.
+
+        If there are such subscriptions, the next event of this type lets `everything` be read again, for the other tenants.
+        """
+        answer = await self._read(event_type, tenant_id, everything.current_at)
+        if any(row.scope.everything for row in answer.subscriptions.values()):
+            everything.expires_at = float("-inf")
+        else:
+            everything.current_at = max(everything.current_at, answer.revision)
+        self._naming_a_tenant[event_type, tenant_id] = answer
         return answer
+
+    async def _read(self, event_type: str, tenant_id: TenantId | None, since: Revision | None) -> _Answer:
+        # In a thread: requests in flight must not time out while Postgres is slow or unavailable.
+        found = await asyncio.to_thread(self._reader.candidates, event_type, tenant_id, since)
+        self.confirm(found.revision)
+        status = None if tenant_id is None else found.tenants.get(tenant_id)
+        return _Answer(found.revision, status, self._router(found) if found.subscriptions else None)
 
     def _router(self, found: Snapshot) -> matching.Router:
         return matching.Router(replace(found, endpoints={key: self._shared(row) for key, row in found.endpoints.items()}))
@@ -175,3 +258,8 @@ class LookupRegistry:
         if known != endpoint:
             known = self._endpoints[endpoint.endpoint_id] = endpoint
         return known
+
+
+def _has_moved(before: Mapping[SubscriptionId, Subscription], after: Mapping[SubscriptionId, Subscription]) -> bool:
+    """Return True if a subscription of `before` is missing in `after`, or has another scope there."""
+    return any(key not in after or after[key].scope != row.scope for key, row in before.items())

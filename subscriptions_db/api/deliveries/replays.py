@@ -150,7 +150,10 @@ def resend(call: Call) -> Replay:
 
 
 def list_(call: Call) -> Replays:
-    """Return a page of replays, the newest first."""
+    """Return a page of replays, the newest first.
+
+    Raise RegistrationError for an invalid cursor, and Refused with 422 as `cancel` does.
+    """
     wanted, customer_id = call.query_as(ReplayQuery), dead_letters.customer_of(call)
     asked = ReplaySearch(endpoint_id=wanted.endpoint, state=wanted.state, since=wanted.since, until=wanted.until)
     place = cursors.place(wanted.cursor)
@@ -191,7 +194,7 @@ def _expanded(found: Sequence[requests.ReplayRequest], endpoints: expansion.Endp
 
 
 def get(call: Call) -> Replay:
-    """Return a replay."""
+    """Return a replay. Raise Refused with 404 or 422 as `cancel` does."""
     return shown(_found(call))
 
 

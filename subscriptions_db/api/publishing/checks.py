@@ -179,9 +179,11 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
 def _type_of(unchecked: UncheckedEvent, layout: parsing.Layout) -> str:
     """Return an event's type as text. Empty: the type is missing, or cannot be read.
 
-    A type cannot be read if it is neither text, a whole number nor a boolean. Nor can it if no header names it, and the
-    record's value is missing or not JSON. The parser refuses these events. It also refuses a boolean type, returned as `True`
-    or `False`.
+    A type cannot be read in two cases:
+    1. It is neither text, a whole number nor a boolean.
+    2. No header has the type, and the record's value is missing or not JSON.
+
+    The parser refuses these events. It also refuses a boolean type, returned as `True` or `False`.
     """
     headers = dict(unchecked.headers)
     if "ce_type" in headers:

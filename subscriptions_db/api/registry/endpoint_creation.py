@@ -125,7 +125,7 @@ def _mistakes(call: Call, entry: Any, document: dict[str, Any]) -> Iterator[erro
 def _wrong_ids(call: Call, chosen: Mapping[int, str]) -> Iterator[errors.RegistrationError]:
     """Yield an error for each id that may not be chosen, is repeated or is taken. `chosen` has entry index → id.
 
-    The ids are locked until the transaction ends, in their order, so that requests with the same ids do not deadlock.
+    The ids are locked until the transaction ends, in sorted order, so that requests with the same ids do not deadlock.
     """
     seen: set[str] = set()
     for number, endpoint_id in sorted(chosen.items(), key=lambda item: (item[1], item[0])):

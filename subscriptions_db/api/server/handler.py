@@ -48,8 +48,8 @@ class ApiRequest:
     def digest(self, route: Route) -> bytes:
         """Return a digest of route, path, query, body and conditions, by which repeats of a request are recognised.
 
-        Requests by keys of scope `write_only` have other digests. Otherwise such a key could get the stored answer to a request
-        with another key, which it may not read.
+        Requests with API keys of scope `write_only` have other digests. Otherwise such an API key could get an answer that it
+        may not read: the stored answer to a request with another API key.
         """
         asked: list[Any] = [
             route.name,

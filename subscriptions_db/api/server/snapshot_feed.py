@@ -87,7 +87,7 @@ class SnapshotFeed:
         A reader with the newest revision waits for a later one, at most `asked.wait_s` seconds, and at most the setting
         `api.max_poll_s`. With `wait_s` 0 the reader does not wait. The response, after any wait, has the status 304 if
         `If-None-Match` names the newest revision. Raise Refused with 503 if the registry cannot be read, too many readers wait
-        or the server stops. Raise it with 401 if the key was revoked during the wait.
+        or the server stops. After a wait, also raise the refusals of `authenticate`, such as 401 for a key revoked meanwhile.
         """
         known, newest = {int(tag) for tag in _TAG.findall(request.headers.get("if-none-match", ""))}, asked.newest
         if asked.wait_s and newest in known | {asked.since}:

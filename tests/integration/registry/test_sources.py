@@ -301,6 +301,30 @@ def test_both_sources_agree_on_every_event_after_any_changes(connection, databas
             assert any(matches for _, matches in found)
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["tenant was looked up", "tenant is new"])
+@pytest.mark.parametrize("is_to_all_first", [True, False], ids=["to a tenant", "to all"])
+def test_a_look_up_finds_a_subscription_once_while_its_scope_changes(connection, database, is_to_all_first, is_known):
+    """Regression: the subscription was in neither answer, or in both, until the older answer expired."""
+    subscription = {"id": "s1", "endpoint": "ep1", "event_type": "order.*"}
+    scopes = [{"everything": True}, {"tenants": ["1"]}]
+    before, after = scopes if is_to_all_first else reversed(scopes)
+    event, other = builders.event(tenant_id="1"), builders.event(tenant_id="2")
+    with contextlib.closing(LookUp(database)) as looked_up:
+
+        def matches():
+            router = asyncio.run(looked_up.registry.router_for(event))
+            return [match.subscription.subscription_id for match in router.matches(event)]
+
+        register(connection, [subscription | before])
+        due(looked_up.registry, other)
+        looked_up.clock.now += TTL_S / 3
+        assert not is_known or matches() == ["s1"]
+        register(connection, [subscription | after])
+        for _ in range(2 * int(TTL_S)):
+            assert matches() == ["s1"]
+            looked_up.clock.now += 1
+
+
 def test_a_look_up_that_waits_does_not_block_the_event_loop(own_postgres):
     with connect.connect(settings.DatabaseSettings(url=own_postgres.url)) as opened:
         migrate.migrate(opened)

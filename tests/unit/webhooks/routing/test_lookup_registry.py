@@ -27,7 +27,7 @@ class Reader:
         self.snapshot = snapshot
         self.asked = []
 
-    def candidates(self, event_type, tenant_id):
+    def candidates(self, event_type, tenant_id, _=None):
         self.asked.append((event_type, tenant_id))
         rows = {
             key: row
