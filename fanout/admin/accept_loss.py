@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from delivery.config import settings, topic_pattern
-from delivery.stages.checkpoint import lock, losses, offset_log, paused_topics
+from delivery.stages.checkpoint import left_out_topics, lock, losses, offset_log, paused_topics
 from delivery.stages.kafka import topic_source
 from delivery.stages.lanes import session
 from fanout.kafka import topic_scanner
@@ -47,19 +47,20 @@ class _Move(NamedTuple):
 def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
     """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints past them.
 
-    With `is_dry` nothing is changed. Without `is_dry`, the positions of the lanes' paused topics first move back into the
-    checkpoints, as at the start of the job. A checkpoint moves only after its audit entry. After a crash between the two, the
-    next run finds and audits the loss again.
+    With `is_dry` nothing is changed. Without `is_dry`, the positions of paused topics, and of topics that
+    `source.topic_pattern` leaves out or takes back, first move as at the start of the job. A checkpoint moves only after its
+    audit entry. After a crash between the two, the next run finds and audits the loss again.
 
     Raise CheckpointInUse if a job runs one of the lanes. Raise LaneFailed if a lane has started a micro-batch and committed
     none, or if its checkpoint is damaged. Raise SettingsError if the checkpoint cannot be written. Raise LeaseRefused if the
     Kubernetes Lease `spark.checkpoint_lease` cannot be used. Raise KafkaUnavailable or RegistryUnavailable if Kafka or Postgres
-    does not answer.
+    does not answer. Raise KafkaUnavailable also if this login may not describe a topic of a lane: it may exist.
     """
     own_lock = lock.Lock(config.spark, lanes)
     with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:
         if not is_dry:
             paused_topics.restore(spark, config.spark.checkpoint, lanes)
+            left_out_topics.align(spark, config, lanes)
         found, moves = _examine(config, spark, lanes)
         if moves and not is_dry:
             with connect.connect(config.database) as connection, connect.translated_errors():
@@ -75,8 +76,11 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
         for lane in lanes:
             folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
             checkpoint = offset_log.Checkpoint(spark, folder)
-            before = paused_topics.restored(spark, folder, checkpoint.positions)  # without `is_dry`, nothing is left to restore
+            # Without `is_dry`, nothing is left to restore.
+            before = paused_topics.restored(spark, folder, checkpoint.positions)
+            before = left_out_topics.restored(spark, config, lane, before)
             extents = scanner.extents({*before, *_event_topics(config, scanner, lane)})
+            scanner.require_visible(before.keys() - {extent.place.topic for extent in extents})
             held: dict[tuple[str, int], losses.OffsetRange] = {
                 extent.place: losses.OffsetRange(extent.low, extent.end) for extent in extents
             }

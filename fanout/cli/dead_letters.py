@@ -149,11 +149,12 @@ def redrive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be redriven, and change nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver dead letters again, by the present registry and with the same webhook ids. Safe to repeat.
+    """Deliver dead letters again, by the present registry. Safe to repeat.
 
-    The command writes the dead letters to the retries topic, and the retry lane of the job delivers them. Of each delivery,
-    only the newest dead letter is redriven, and only if the options select it and it was not redriven before. A redriven
-    delivery that is given up again has a new dead letter.
+    The command writes the dead letters to the retries topic, and the retry lane of the job delivers them. An event that was
+    sent alone keeps its webhook id. A batch keeps its webhook id only if one request has all of its events again. Of each
+    delivery, only the newest dead letter is redriven, and only if the options select it and it was not redriven before. A
+    redriven delivery that is given up again has a new dead letter.
     """
     from fanout.redrive import dead_letter_search  # noqa: PLC0415
 

@@ -46,8 +46,8 @@ def main(archive: Path) -> None:
 def _load_classes(spark: SparkSession, jar: Path) -> None:
     """Load the classes of a jar without initialising them: no broker runs here, so no query on Kafka loads them.
 
-    A class that needs an optional dependency which is not installed is left out. One job of Spark loads all classes, in place
-    of one call through py4j for each of 4,000.
+    A class that needs an optional dependency which is not installed is left out. One Spark job loads all 4,000 classes, in
+    place of one call through py4j for each class.
     """
     names = [
         (name.removesuffix(".class").replace("/", "."),)

@@ -10,7 +10,7 @@ import collections
 import datetime as dt
 import random
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,8 @@ class Publisher:
     def publish(self, message: Message) -> None:
         """Give one message to the client, which sends it in the background. Wait while the client's buffer is full.
 
-        Raise KafkaUnavailable if the client refuses the message, for example because it has more than MAX_RECORD_BYTES.
+        Raise KafkaUnavailable if the client refuses the message, for example because it has more than MAX_RECORD_BYTES. Also
+        raise it if Kafka has refused an earlier message.
         """
 
         def confirmed(error: confluent_kafka.KafkaError | None, record: confluent_kafka.Message) -> None:
@@ -106,6 +107,7 @@ class Publisher:
                 raise errors.KafkaUnavailable(_refused(_refusal(message, exc.args[0]))) from exc
             else:
                 self._producer.poll(0)
+                self._raise_failure()
                 return
 
     def flush(self, within_s: float = FLUSH_TIMEOUT_S) -> None:
@@ -114,13 +116,16 @@ class Publisher:
         Raise KafkaUnavailable if Kafka has refused any message of this publisher, or has not confirmed all after `within_s`.
         """
         left = self._producer.flush(within_s)
-        if self._failure is not None:
-            raise errors.KafkaUnavailable(_refused(self._failure))
+        self._raise_failure()
         if left:
             raise errors.KafkaUnavailable(
                 f"Kafka has not confirmed {left} records after {within_s:g} s, and may have them: check the brokers "
                 "(setting kafka.bootstrap_servers), then try again"
             )
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise errors.KafkaUnavailable(_refused(self._failure))
 
 
 def _refusal(message: Message, error: confluent_kafka.KafkaError) -> str:
@@ -142,22 +147,25 @@ def _refused(refusal: str) -> str:
 def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[str, int]:
     """Publish `messages`, creating missing topics; return the number of messages for each topic.
 
-    If the iteration of `messages` raises, the messages before the failure are published first. Raise KafkaUnavailable if Kafka
-    does not answer, or refuses a topic or a message: Kafka may have some of the messages then.
+    The topics of a sequence are created before the first message is published. If the iteration of `messages` raises, the
+    messages before the failure are published first. Raise KafkaUnavailable if Kafka does not answer, or refuses a topic or a
+    message: Kafka may have some of the messages then.
     """
     counts: collections.Counter[str] = collections.Counter()
+    if isinstance(messages, Sequence) and messages:
+        topics.ensure(config.kafka, sorted({message.topic for message in messages}), EVENT_PARTITIONS)
     publisher = Publisher(config.kafka)
     try:
-        for message in messages:
-            if message.topic not in counts:
-                topics.ensure(config.kafka, [message.topic], EVENT_PARTITIONS)
-            publisher.publish(message)
-            counts[message.topic] += 1
-    finally:
         try:
+            for message in messages:
+                if message.topic not in counts and not isinstance(messages, Sequence):
+                    topics.ensure(config.kafka, [message.topic], EVENT_PARTITIONS)
+                publisher.publish(message)
+                counts[message.topic] += 1
+        finally:
             publisher.flush()
-        except errors.KafkaUnavailable as exc:
-            raise errors.KafkaUnavailable(f"{exc}. Records that Kafka has are then written twice") from exc
+    except errors.KafkaUnavailable as exc:
+        raise errors.KafkaUnavailable(f"{exc}. Records that Kafka has are then written twice") from exc
     return dict(counts)
 
 

@@ -92,11 +92,22 @@ class Scanner:
                     starts[place] = found.offset if found.offset >= 0 else marks[place][1]  # all records are older
         return [Extent(place=place, low=low, first=starts[place], end=high) for place, (low, high) in marks.items()]
 
+    def require_visible(self, names: Iterable[str]) -> None:
+        """Raise KafkaUnavailable if this login may not describe one of the topics. Raise nothing for a topic that is deleted.
+
+        `extents` leaves out both. For a deleted topic Kafka says that it does not exist only to a login that may describe it.
+        """
+        for name in names:
+            with self._translated():
+                offset_requests.partitions_of(self._consumer, name, timeout_s=TIMEOUT_S)
+
     def bounds(self, place: Place) -> tuple[int, int]:
-        """Return the first offset of a partition and the offset after its last record; (0, 0) if there is no such partition."""
+        """Return the first offset of a partition and the offset after its last record; (0, 0) if there is no such partition.
+
+        Raise KafkaUnavailable also if this login may not describe the topic.
+        """
         with self._translated():
-            known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
-            if place.topic not in known or place.partition not in known[place.topic].partitions:
+            if place.partition not in offset_requests.partitions_of(self._consumer, place.topic, timeout_s=TIMEOUT_S):
                 return 0, 0
             return offset_requests.first_and_end(self._consumer, *place, timeout_s=TIMEOUT_S)
 

@@ -140,7 +140,7 @@ def show(console: rich.console.Console, found: FoundRejected) -> None:
     record = found.record
     fields = {
         **found.row(),
-        "appended at": _shown_time(record.appended_at_ms),
+        "appended at": times.shown(record.appended_at_ms),
         "bytes": "none: a tombstone" if record.value_bytes is None else str(record.value_bytes),
     }
     for name, shown in fields.items():
@@ -149,11 +149,6 @@ def show(console: rich.console.Console, found: FoundRejected) -> None:
         console.print(f"{f'header {header.name}':20}", _text(header.value_base64))
     if record.value_base64 is not None:
         console.print(_text(record.value_base64))
-
-
-def _shown_time(at_ms: int) -> str:
-    """Return a time as text. A producer may set any record time: one outside of the years 1970 to 9999 stays a number."""
-    return times.shown(at_ms) if 0 <= at_ms <= times.LAST_MS else f"{at_ms} ms since 1970"
 
 
 def _text(base64_text: str) -> str:

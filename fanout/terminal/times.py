@@ -59,5 +59,10 @@ def moment_ms(option: str, text: str, *, now_ms: int, is_ahead: bool = False) ->
 
 
 def shown(epoch_ms: int) -> str:
-    """Return a moment as text for a person: date and time in UTC, to the second."""
+    """Return a moment as text for a person: date and time in UTC, to the second.
+
+    A producer may set any time of a record. One outside of the years 1970 to 9999 stays a number.
+    """
+    if not 0 <= epoch_ms <= LAST_MS:
+        return f"{epoch_ms} ms since 1970"
     return dt.datetime.fromtimestamp(epoch_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -105,18 +105,23 @@ def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
     `fanout apply` and `fanout endpoints rotate-secret`. Later, a secret that does not open quarantines its endpoint. Without
     this check, a wrong key ring would quarantine every endpoint.
     """
+    if wrong := _misfits(connection, ring):
+        raise errors.SettingsError(
+            "setting keys.ring does not fit the registry: of the secrets that were sealed with key "
+            f"{', '.join(wrong)}, none of a sample can be opened. Nothing was changed. Put the key that sealed them into "
+            "keys.ring, and start again. After that, `fanout keys rotate` can re-seal them with another key"
+        )
+
+
+def _misfits(connection: connect.Connection, ring: KeyRing) -> list[str]:
+    """Return the ids of keys of which the ring opens no secret of the sample."""
     opens: dict[str, bool] = {}
     for row in connection.execute(query("sealed_samples")):
         with contextlib.suppress(errors.SealError):
             opens[row["key_id"]] = opens.get(row["key_id"], False)
             ring.open(row["key_id"], row["sealed"], secret_row_of(row))
             opens[row["key_id"]] = True
-    if wrong := sorted(key_id for key_id, is_right in opens.items() if not is_right):
-        raise errors.SettingsError(
-            "setting keys.ring does not fit the registry: of the secrets that were sealed with key "
-            f"{', '.join(wrong)}, none of a sample can be opened. Nothing was changed. Put the key that sealed them into "
-            "keys.ring, and start again. After that, `fanout keys rotate` can re-seal them with another key"
-        )
+    return sorted(key_id for key_id, is_right in opens.items() if not is_right)
 
 
 def ids_in_use(connection: connect.Connection) -> frozenset[str]:
@@ -129,11 +134,17 @@ def rotate(connection: connect.Connection, ring: KeyRing) -> int:
     """Re-seal, with the active key, every secret that another key has sealed; return their number.
 
     Safe to repeat and to interrupt. A secret that does not open stays unchanged. SealError reports the number of such secrets
-    and the first one, after all other secrets are re-sealed.
+    and the first one, after all other secrets are re-sealed. Raise SettingsError, and change nothing, if another key with the
+    id of the active one has sealed secrets: one id would stand for two keys.
     """
     count, last = 0, uuid.UUID(int=0)
     faults: list[str] = []
     with connect.translated_errors():
+        if ring.active in _misfits(connection, ring):
+            raise errors.SettingsError(
+                f"setting keys.ring has another key {ring.active} than the one that sealed secrets of the registry: none of a "
+                "sample can be opened. Nothing was changed. Use the key that the job and the API have, or a new id"
+            )
         while True:
             with connection.transaction():
                 rows = connection.execute(query("secrets_to_reseal"), {"active": ring.active, "after": last}).fetchall()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 import threading
 import types
@@ -13,7 +14,7 @@ import pytest
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import health, metrics
-from delivery.stages.checkpoint import offset_log
+from delivery.stages.checkpoint import left_out_topics, offset_log
 from delivery.stages.kafka import completed_reader, topics
 from delivery.stages.realtime import (
     channel,
@@ -87,10 +88,10 @@ def committed(folder, positions):
         (folder / part / "0").write_text(text)
 
 
-def moved(spark, tmp_path, pattern, names=("direct", "realtime")):
+def moved(spark, tmp_path, pattern, names=("direct", "realtime"), topic_pattern=".+"):
     config = settings.Settings(
         kafka=settings.KafkaSettings(bootstrap_servers="127.0.0.1:1", librdkafka_options={"socket.timeout.ms": "100"}),
-        source=settings.SourceSettings(topic_pattern=".+", realtime_pattern=pattern),
+        source=settings.SourceSettings(topic_pattern=topic_pattern, realtime_pattern=pattern),
         spark=settings.SparkSettings(checkpoint=str(tmp_path)),
     )
     topic_moves.move_topics(spark, config, names)
@@ -131,6 +132,18 @@ def started(tmp_path, monkeypatch):
     receipts = {("fast", 0): [start_offsets.HandledRange(3, 4)]}
     monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda _, of, __: (receipts if of("fast") else {}, 1))
     monkeypatch.setattr(completed_reader, "read", lambda *_: frozenset())
+
+
+def test_a_real_time_topic_that_the_job_leaves_out_waits_at_its_position(spark, tmp_path, monkeypatch):
+    """Regression: the direct lane got its position, did not read it, and stopped the job."""
+    committed(tmp_path / "direct", '{"slow":{"0":7}}')
+    committed(tmp_path / "realtime", '{"fast":{"0":5},"other":{"0":3}}')
+    monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda *_: ({}, 1))
+    monkeypatch.setattr(completed_reader, "read", lambda *_: frozenset())
+    moved(spark, tmp_path, "fast|other", topic_pattern="slow|other")
+    assert offset_log.Checkpoint(spark, f"{tmp_path}/direct").positions == {"slow": {"0": 7}}
+    assert offset_log.Checkpoint(spark, f"{tmp_path}/realtime").positions == {"other": {"0": 3}}
+    assert json.loads((tmp_path / "direct" / left_out_topics.FILE).read_text()) == {"fast": {"0": 5}}
 
 
 @pytest.mark.usefixtures("started")

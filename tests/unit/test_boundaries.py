@@ -33,7 +33,7 @@ JSON_READERS = {
     "delivery/stages/checkpoint/offset_log.py:_read": "files of the checkpoint",
     "delivery/stages/checkpoint/paused_topics.py:valid": "a file of the checkpoint",
     "delivery/stages/checkpoint/recovery.py:uncommitted": "files of the checkpoint",
-    "delivery/stages/checkpoint/left_out_topics.py:_align": "files of the checkpoint",
+    "delivery/stages/checkpoint/left_out_topics.py:_kept": "files of the checkpoint",
     "delivery/stages/checkpoint/shards.py:require_kept": "files of the checkpoint",
     "delivery/stages/lanes/streaming_lane.py:positions": "Spark's report of its progress",
     "delivery/stages/realtime/start_offsets.py:_positions": "files of the checkpoint",
@@ -111,6 +111,8 @@ def test_only_what_the_driver_has_broadcast_or_sealed_is_ever_unpickled():
     assert {str(path.relative_to(ROOT)) for path in packers} == {
         "delivery/stages/registry/task_delta.py",
         "delivery/stages/realtime/channel.py",
+        "delivery/stages/realtime/driver_updates.py",
+        "delivery/stages/realtime/realtime_task.py",
         "delivery/stages/registry/broadcasts.py",
         "delivery/webhooks/routing/registries.py",
     }

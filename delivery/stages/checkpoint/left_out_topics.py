@@ -41,7 +41,7 @@ def split(logged: Positions, kept: Positions, reads: Callable[[str], bool]) -> S
 
     `reads` returns True for a topic that the lane reads now. A position in the offset log is newer than one in the file.
     """
-    known = {topic: kept.get(topic, {}) | logged.get(topic, {}) for topic in kept.keys() | logged.keys()}
+    known = {topic: kept.get(topic, {}) | logged.get(topic, {}) for topic in logged | kept}
     return Split(
         {topic: at for topic, at in known.items() if reads(topic)},
         {topic: at for topic, at in known.items() if not reads(topic)},
@@ -58,6 +58,19 @@ def align(spark: SparkSession, config: settings.Settings, lanes: Iterable[str]) 
             _align(spark, f"{config.spark.checkpoint.rstrip('/')}/{lane}", lane, _reader(config, lane))
 
 
+def restored(spark: SparkSession, config: settings.Settings, lane: str, positions: Positions) -> Positions:
+    """Return the positions of a lane that is at `positions`, as after `align`. Writes nothing."""
+    if lane not in LANES:
+        return positions
+    folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
+    return split(positions, _kept(spark, f"{folder}/{FILE}"), _reader(config, lane)).read
+
+
+def _kept(spark: SparkSession, name: str) -> Positions:
+    found: Positions = json.loads(offset_log.read(spark, name) or "{}")
+    return found
+
+
 def _reader(config: settings.Settings, lane: str) -> Callable[[str], bool]:
     wake_up = {config.batch.ticks_topic} if lane == "batch" else set()
     return lambda topic: topic in wake_up or topic_pattern.matches(config.source.topic_pattern, topic)
@@ -68,7 +81,7 @@ def _align(spark: SparkSession, folder: str, lane: str, reads: Callable[[str], b
     if committed < 0:  # the offset log has no position yet
         return
     checkpoint, name = offset_log.Checkpoint(spark, folder), f"{folder}/{FILE}"
-    kept: Positions = json.loads(offset_log.read(spark, name) or "{}")
+    kept = _kept(spark, name)
     now = split(checkpoint.positions, kept, reads)
     comes = now.read.keys() & kept.keys()
     goes = now.left_out.keys() & checkpoint.positions.keys()

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from delivery import errors
 from delivery.config import settings
-from delivery.stages.checkpoint import offset_log, recovery
+from delivery.stages.checkpoint import left_out_topics, offset_log, recovery
 from delivery.stages.checkpoint.offset_log import Positions
 from delivery.stages.kafka import topic_source
 from delivery.stages.realtime import start_offsets
@@ -83,6 +83,7 @@ def move_topics(spark: SparkSession, config: settings.Settings, names: Collectio
     if come:
         direct.change(lambda positions: split_by_topic(positions, come.__contains__)[0])
         log.info("lane realtime takes over the topics %s from lane direct, at their positions", ", ".join(come))
+    left_out_topics.align(spark, config, ["direct"])  # source.topic_pattern may match the topics of `gone` no longer
 
 
 def _require_both_lanes(names: Collection[str], topics: Iterable[str]) -> None:

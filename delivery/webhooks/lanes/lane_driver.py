@@ -210,7 +210,8 @@ class LeaseDriver:
     def drain(self) -> retry_lane.LeaseResults | None:
         """Return the results that were neither returned nor yielded before. Does not wait for leases. None: no results.
 
-        A lease in flight gives only its accepted deliveries. All its other results come when the lease has ended.
+        A lease in flight gives only its accepted deliveries, and the endpoints that responded 410 Gone. All its other results
+        come when the lease has ended.
         """
         return self._thread.call(self._retry.drain)
 

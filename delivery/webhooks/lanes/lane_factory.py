@@ -1,6 +1,6 @@
 """Build the lane of each task of the direct and batch lanes, and of each slice (a second) of the real-time lane.
 
-Each is built from the state that the worker process keeps between tasks. The retry lane is part of that state.
+Each lane is built from the state that the worker process keeps between tasks. The retry lane is part of that state.
 Runs in the executors, in the worker's event loop.
 """
 

@@ -86,7 +86,7 @@ class _PatternIndex:
         self._indexed: dict[scope_index.ScopeKey, _IndexedRules] = {}
 
     def matching(self, event: Event) -> list[_Rule]:
-        """Return the rules whose scope includes `event` and whose filter matches. The caller checks exclusions."""
+        """Return the rules whose scope includes `event` and whose filter, if any, matches. The caller checks exclusions."""
         tenant_id, sub_tenant_id = event.tenant_id, event.sub_tenant_id
         found: list[_Rule] = []
         document: Mapping[str, Any] | None = None
@@ -214,7 +214,7 @@ class Router:
 
 
 def skip_reason(subscription: Subscription) -> SkipReason | None:
-    """Return the reason for which the events of a subscription are skipped. None: they are not skipped.
+    """Return the reason if a subscription's fault or status makes the lanes skip its events. None: neither does.
 
     A subscription with an unusable row is quarantined, whatever its status, because the lanes cannot choose events without its
     filter. Deliveries to an endpoint with an unusable row are not skipped, but wait (delivery.webhooks.scheduling.deferral).

@@ -33,7 +33,7 @@ class Host:
 
     A reservation is capacity for one request, which a woken queue may use. `clock` is monotonic, in seconds. `count_wait` is
     called once for each request that waits for the limits. One timer serves all waiting queues. When the rate allows a request,
-    it wakes as many queues as `max_in_flight` permits. A woken queue that finds the rate used up waits again.
+    the timer wakes as many queues as `max_in_flight` permits. A woken queue that finds the rate used up waits again.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ def read(stored: bytes, version: int, name: str, *, oldest: int | None = None) -
     if not stored:
         raise errors.StateUnreadable(
             f"{name} is empty, and no version of fanout writes that. Nothing was changed. Send this message to the "
-            "maintainers of the platform, with the lane's log"
+            "maintainers of the platform, with the log of this process"
         )
     oldest = version if oldest is None else oldest
     if not oldest <= stored[0] <= version:

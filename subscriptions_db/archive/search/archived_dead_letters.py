@@ -244,7 +244,7 @@ def page(row: dict[str, Any], *, place: int, most: int) -> FoundLetters:
     """Return the page that a row of the statement `page_after` or `page_before` describes.
 
     `place` is the archive position after or before which the search began.
-    1. The page has as many matches as were asked for: there may be more after the last of them.
+    1. The page has as many matches as were asked for: there may be more beyond the last of them.
     2. The page has fewer matches, and fewer than `most` dead letters were examined: none remained, so there are no more.
     3. The page has fewer matches, and `most` dead letters were examined: there may be more.
     """

@@ -68,6 +68,22 @@ def test_after_a_key_rotation_the_old_key_is_not_needed(connection):
     assert after.endpoints == before.endpoints
 
 
+def test_a_rotation_with_another_key_of_a_known_id_changes_nothing(connection):
+    """Regression: one id stood for two keys afterwards, so no key ring could open all secrets."""
+    old, new, mistaken = stack.new_key(), stack.new_key(), stack.new_key()
+    applied(connection, keyring.KeyRing.from_settings(settings.KeysSettings(ring={"old": old})), DOCUMENT)
+    applied(
+        connection,
+        keyring.KeyRing.from_settings(settings.KeysSettings(ring={"old": old, "new": new}, active="new")),
+        {"endpoints": [WHOLE]},
+    )
+    before = connection.execute("select key_id, sealed from secrets order by secret_id").fetchall()
+    ring = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"old": old, "new": mistaken}, active="new"))
+    with pytest.raises(errors.SettingsError, match="has another key new than the one that sealed secrets"):
+        keyring.rotate(connection, ring)
+    assert connection.execute("select key_id, sealed from secrets order by secret_id").fetchall() == before
+
+
 def test_doctor_names_the_keys_that_may_not_be_removed_yet(connection, database):
     """Regression: nothing named a key that an API with the old settings still used, and the job did not start without it."""
     keys = {"old": stack.new_key(), "new": stack.new_key()}

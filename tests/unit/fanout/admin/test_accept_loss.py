@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from delivery import errors
 from delivery.config import settings
 from delivery.stages.checkpoint import lock, losses, offset_log, paused_topics, recovery
 from delivery.stages.lanes import session
@@ -20,6 +21,10 @@ PAUSED = json.dumps({TOPIC: paused_topics.PausedTopic(7, {"0": 2})})
 """Partition 0 waits at offset 2. A crash before the offset log changed has left the later position 9 there."""
 
 
+HIDDEN = {"events.hidden"}
+"""Topics that this login may not describe."""
+
+
 class Scanner:
     """Kafka deleted the records of the paused topic before offset 4."""
 
@@ -29,9 +34,17 @@ class Scanner:
     def names(self):
         return ["events.plain", TOPIC]
 
+    def require_visible(self, names):
+        if hidden := HIDDEN & set(names):
+            raise errors.KafkaUnavailable(f"this login may not describe {min(hidden)}")
+
     def extents(self, names):
         lows = {"events.plain": 0, TOPIC: 4}
-        return [topic_scanner.Extent(place=Place(name, 0), low=lows[name], first=lows[name], end=12) for name in names]
+        return [
+            topic_scanner.Extent(place=Place(name, 0), low=lows[name], first=lows[name], end=12)
+            for name in names
+            if name in lows
+        ]
 
 
 class NoLock:
@@ -94,3 +107,23 @@ def test_an_interrupted_micro_batch_names_each_partition_of_the_positions(files,
         "/c/direct/offsets/7": {"events.plain": {"0": 7}, TOPIC: {"0": 4}},
         "/c/direct/offsets/8": {"events.plain": {"0": 9}, TOPIC: {"0": 4}},
     }
+
+
+def test_a_topic_that_this_login_may_not_describe_is_no_loss(files):
+    """Regression: it counted as deleted, and its position was lost: all of it was sent again when the right came back."""
+    files["/c/direct/offsets/7"] = 'v1\n{}\n{"events.plain":{"0":7},"events.hidden":{"0":3}}'
+    before = dict(files)
+    with pytest.raises(errors.KafkaUnavailable, match=r"may not describe events\.hidden"):
+        accept_loss.accept(CONFIG, None, ["direct"], is_dry=True)
+    assert files == before
+
+
+def test_a_topic_that_the_pattern_had_left_out_is_no_loss_before_its_position(files, monkeypatch):
+    """Regression: records that were delivered counted as lost, and later ones were delivered again."""
+    del files["/c/direct/paused-topics.json"]
+    files["/c/direct/offsets/7"] = 'v1\n{}\n{"events.plain":{"0":7}}'
+    files["/c/direct/left-out-topics.json"] = json.dumps({TOPIC: {"0": 9}})
+    assert accept_loss.accept(CONFIG, None, ["direct"], is_dry=True) == []
+    monkeypatch.setattr(connect, "connect", lambda _: contextlib.nullcontext())
+    assert accept_loss.accept(CONFIG, None, ["direct"], is_dry=False) == []
+    assert files == {"/c/direct/offsets/7": OFFSETS}

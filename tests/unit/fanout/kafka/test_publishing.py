@@ -1,6 +1,7 @@
 """`fanout publish` refuses lines that the job would reject, with number and reason, unless --unchecked is set."""
 
 import pytest
+from confluent_kafka import KafkaError
 from typer.testing import CliRunner
 
 from delivery import errors
@@ -69,3 +70,53 @@ def test_a_file_with_a_refused_line_is_not_published_at_all(tmp_path):
     file.write_bytes(GOOD + b"\n{}\n")
     result = CliRunner(env={"FANOUT_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}).invoke(main.app, ["publish", str(file)])
     assert isinstance(result.exception, errors.RegistrationError)  # and not KafkaUnavailable: nobody asked there
+
+
+class Producer:
+    """Kafka refuses each message when the client is polled."""
+
+    def __init__(self):
+        self.produced, self._reports = [], []
+
+    def produce(self, topic, *_, on_delivery, **__):
+        self.produced.append(topic)
+        self._reports.append(on_delivery)
+
+    def poll(self, _):
+        for report in self._reports:
+            report(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), None)
+        self._reports.clear()
+
+    def flush(self, _):
+        self.poll(0)
+        return 0
+
+
+@pytest.fixture
+def producer(monkeypatch):
+    made = Producer()
+    monkeypatch.setattr(publishing.kafka_clients, "producer", lambda *_: made)
+    return made
+
+
+def test_publishing_ends_when_kafka_refuses_an_event(producer, monkeypatch):
+    """Regression: `fanout publish -` read on to the end of its input, and dropped every event."""
+    monkeypatch.setattr(publishing.topics, "ensure", lambda *_: None)
+    events = (publishing.Message(topic="events.a", value=b"{}") for _ in range(100))
+    with pytest.raises(errors.KafkaUnavailable, match=r"Kafka refused a record.*are then written twice$"):
+        publishing.publish_all(CONFIG, events)
+    assert len(producer.produced) == 1
+
+
+def test_no_event_of_a_file_is_published_if_a_topic_cannot_be_created(producer, monkeypatch):
+    """Regression: the events of other topics were in Kafka, and publishing the file again wrote them twice."""
+    asked = []
+
+    def ensure(_, names, *__):
+        asked.extend(names)
+        raise errors.KafkaUnavailable("this login may not create events.b")
+
+    monkeypatch.setattr(publishing.topics, "ensure", ensure)
+    with pytest.raises(errors.KafkaUnavailable, match=r"^this login may not create events\.b$"):
+        publishing.publish_all(CONFIG, [publishing.Message(topic=name, value=b"{}") for name in ("events.a", "events.b")])
+    assert (asked, producer.produced) == (["events.a", "events.b"], [])

@@ -61,3 +61,12 @@ def test_statistics_begin_at_a_moment_that_exists():
     done = CliRunner().invoke(main.app, ["endpoints", "statistics", "orders", "--since", "9999999d"])
     assert isinstance(done.exception, errors.SettingsError)
     assert "--since" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "said"),
+    [(0, "1970-01-01 00:00:00"), (1_795_000_000_000_000, "1795000000000000 ms since 1970"), (-1, "-1 ms since 1970")],
+)
+def test_a_time_that_is_not_in_milliseconds_is_shown_as_a_number(at_ms, said):
+    """Regression: `fanout dead-letters show` ended with a traceback for a record whose time was in microseconds."""
+    assert times.shown(at_ms) == said
