@@ -120,14 +120,20 @@ def export(
         if str(file) == "-":
             dead_letter_search.export(reader, wanted, commands.JsonLines(), limit)
             return
+        # A file of an earlier export stays until this one is whole. A device or a pipe cannot be replaced.
+        part = file if file.exists() and not file.is_file() else file.with_name(f"{file.name}.part")
         try:
-            with file.open("wb") as to:
+            with part.open("wb") as to:
                 count = dead_letter_search.export(reader, wanted, to, limit)
+            if part != file:
+                part.replace(file)
         except OSError as exc:
             raise errors.SettingsError(
-                f"{file} cannot be written ({exc.strerror}). The export stopped, and the file may be incomplete: name another "
-                "file"
+                f"{file} cannot be written ({exc.strerror}). The export stopped: name another file"
             ) from exc
+        finally:
+            if part != file:
+                part.unlink(missing_ok=True)
     commands.console.print(f"{count} dead letters written to {file}")
 
 

@@ -275,9 +275,13 @@ def valid_url_required(setting: str = "database.url") -> Iterator[None]:
 
 @contextlib.contextmanager
 def role_required() -> Iterator[None]:
-    """Raise RegistryUnavailable if the API's login may not become one of the API's roles in Postgres."""
+    """Raise RegistryUnavailable if the API's login may not become one of the API's roles, RegistryOutdated without the role."""
     try:
         yield
+    except psycopg.errors.InvalidParameterValue as exc:
+        raise errors.RegistryOutdated(
+            "Postgres lacks a role of the API, because no migration has run on this server: run `fanout db migrate`"
+        ) from exc
     except psycopg.errors.InsufficientPrivilege as exc:
         raise errors.RegistryUnavailable(
             f"Postgres denies the API's login a role ({_said(exc.diag.message_primary)}), and requests are answered with 503. "

@@ -130,6 +130,8 @@ def test_dead_letters_are_listed_shown_and_exported(platform, tmp_path):
     exported = [orjson.loads(line) for line in file.read_bytes().splitlines()]
     assert [letter["event_id"] for letter in exported] == ["e0", "e2", "e4"]
     assert platform.run("dead-letters", "export", "-", "--limit", "1").count("\n") == 1
+    assert list(file.parent.glob("*.part")) == []
+    assert platform.run("dead-letters", "export", "/dev/null")
 
 
 def test_a_redrive_enqueues_each_letter_once_with_its_webhook_id(platform):

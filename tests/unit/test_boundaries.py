@@ -37,6 +37,7 @@ JSON_READERS = {
     "delivery/stages/checkpoint/shards.py:require_kept": "files of the checkpoint",
     "delivery/stages/lanes/streaming_lane.py:positions": "Spark's report of its progress",
     "delivery/stages/realtime/start_offsets.py:_positions": "files of the checkpoint",
+    "delivery/stages/realtime/start_offsets.py:_started_ms": "files of the checkpoint",
     "delivery/stages/tasks/deliver_events.py:_headers": "headers of a Kafka record, in a column of Spark",
     "delivery/webhooks/events/opaque.py:as_bytes": "a payload",
     "delivery/webhooks/events/parsing.py:_loads": "an event: its producer chooses the form",

@@ -12,6 +12,7 @@ import pytest
 from delivery import errors
 from delivery.config import service_settings, settings
 from subscriptions_db.api.server import run
+from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.secrets import keyring
 from tests.integration.api import world
 
@@ -78,6 +79,20 @@ def test_the_api_starts_without_postgres_and_checks_the_ring_later(own_postgres)
             right = world.Client(port, served.keys["acme"])
             assert right.get("/readyz").status == 200
             assert right.ask(*asked).status == 201
+
+
+def test_the_api_starts_before_the_first_migration_of_a_server(own_postgres):
+    """Regression: the command ended, because the roles of the API did not exist, and asked to correct a value."""
+    config = settings.Settings(
+        database=settings.DatabaseSettings(url=own_postgres.url), keys=settings.KeysSettings(ring={"k1": keyring.generate()})
+    )
+    with world.running(config) as port:
+        client = world.Client(port, "none")
+        answer = client.get("/readyz")
+        assert (answer.status, "fanout db migrate" in answer.json["detail"]) == (503, True)
+        with connect.connect(config.database) as connection:
+            migrate.migrate(connection)
+        assert next(answer.status for answer in (client.get("/readyz") for _ in range(50)) if answer.status == 200) == 200
 
 
 def test_the_api_works_without_the_owners_login(served):
