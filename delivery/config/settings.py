@@ -144,8 +144,8 @@ class SnapshotSettings(Area):
     """Look-ups: time for which a worker keeps an answer. This is the longest time until a change of the registry takes
     effect."""
     lookup_max_answers: Annotated[int, Field(gt=0)] = 100_000
-    """Look-ups: most answers in each of a worker's caches: for all tenants, and for single ones. The least recently used answers
-    are dropped first."""
+    """Look-ups: most answers in each of a worker's two caches: for all tenants, and for single ones. The least recently used
+    answers are dropped first."""
 
 
 class DeliverySettings(Area):

@@ -367,8 +367,9 @@ def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake
 def rotate_keys(config: settings.Settings) -> int:
     """Encrypt again, with the active key, every secret that is encrypted with another key. Return the number of these secrets.
 
-    Raise RegistryUnavailable if the login does not see all secrets. Raise SealError at the end if some secrets could not be
-    opened: these stay unchanged.
+    Raise RegistryUnavailable if the login does not see all secrets. Raise SettingsError, and change nothing, if another key
+    with the id of the active one has sealed secrets. Raise SealError at the end if some secrets could not be opened: these
+    stay unchanged.
     """
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)

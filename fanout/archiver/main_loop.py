@@ -221,9 +221,9 @@ class Archiver:
     def _run_steps(self, connection: connect.Connection, *, once: bool) -> int:
         """Publish a page of operational events, enqueue a page of dead letters to redrive, and run replays for about a second.
 
-        Return the sum of the events, dead letters and steps of replays. If Kafka or the schema registry fails, redrives or
-        replays pause, each by themselves, and archiving continues. With `once`, raise the error instead. Without
-        `operations.topic`, no operational event is published.
+        Return the sum of the events, dead letters and steps of replays. If Kafka fails in one of the three parts, only this
+        part pauses. If the schema registry fails, the replay pauses. Archiving continues. With `once`, raise the error instead.
+        Without `operations.topic`, no operational event is published.
         """
         notified = 0 if self._notifier is None else self._notifier.step(connection, once=once)
         metrics.ARCHIVE_NOTIFICATIONS.inc(notified)

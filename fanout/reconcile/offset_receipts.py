@@ -1,9 +1,9 @@
 """Select the offset receipts that count, and find offsets without a receipt. Pure.
 
 Runs in `fanout` commands, the tests and the load tests. An offset receipt is a record of the attempts topic that says which
-offsets a lane has handled. A micro-batch that runs again writes a receipt of the same offsets
-again, perhaps with other counts. A lane that was reset, to a restored or a new checkpoint, reads the same offsets again in
-other ranges. Then only the later receipts count: they are in force.
+offsets a lane has handled. A micro-batch that runs again writes a receipt of the same offsets again, perhaps with other counts.
+A lane that was reset, to a restored or a new checkpoint, reads the same offsets again in other ranges. In both cases only the
+later receipts count: they are in force.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Effective(NamedTuple):
     """The receipts of one lane and one partition that later receipts do not wholly replace."""
 
     ranges: list[HandledRange]
-    """Receipts in force: none of their offsets is in a later receipt. In the order of offsets, without overlaps."""
+    """Receipts in force: none of their offsets is in a later receipt in force. In the order of offsets, without overlaps."""
     partly_read_again: list[HandledRange]
     """Older receipts that share only some of their offsets with later receipts. The number of due deliveries at the other
     offsets is unknown."""
@@ -36,8 +36,8 @@ def effective(receipts: Sequence[HandledRange]) -> Effective:
     """Return the receipts that later ones do not wholly replace.
 
     `receipts` are of one lane and one partition, in the order in which they were written. Later receipts replace an older
-    receipt if they contain its first and its last offset. They may have other sums of due deliveries or rejected records than
-    the older receipt. If so, `surplus_allowed` of each later receipt grows by the older receipt's due deliveries.
+    receipt if they contain its first and its last offset. If their sum of due deliveries or of rejected records differs from
+    the older receipt's, `surplus_allowed` of each later receipt grows by the older receipt's due deliveries.
     """
     ranges: list[HandledRange] = []
     ends: list[int] = []  # negative: newest receipts usually have the highest offsets, and so are appended at the end

@@ -35,7 +35,7 @@ class Usage:
         return self.driver_s + self.workers_s
 
     def per_million(self, count: int) -> dict[str, float]:
-        """Return the CPU seconds for a million events, when this usage was for `count` events."""
+        """Return `jvm`, `python` and `total` CPU seconds for a million events, when this usage was for `count` events."""
         seconds = {"jvm": self.jvm_s, "python": self.python_s, "total": self.jvm_s + self.python_s}
         return {name: round(used * 1e6 / count, 1) for name, used in seconds.items()}
 

@@ -102,8 +102,8 @@ def _kill_again_and_again(bounces: int, rng: random.Random, at: Scene) -> None:
 def _away(away_s: int, at: Scene) -> float:
     """Stop the broker for `away_s` seconds, and start it; return the seconds until the job reported the outage.
 
-    Raise LocalStackError if the job ends or does not report the outage within NOTICED_S. Raise it too if the job no longer
-    reports the outage while the broker is stopped.
+    First wait until the job reports that Kafka is available. Raise LocalStackError if one of the two reports takes longer than
+    NOTICED_S. Also raise it if the job ends, or no longer reports the outage while the broker is stopped.
     """
     job = at.job
     at.say(f"the broker is away for {away_s} s")

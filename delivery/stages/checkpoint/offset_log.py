@@ -94,9 +94,10 @@ class Checkpoint:
         self._write(self._committed, positions)
 
     def has_whole_ends(self, reads: Callable[[str], bool]) -> bool:
-        """Return True if the interrupted micro-batch has end offsets of all committed topics, and of no topic without `reads`.
+        """Return True if the interrupted micro-batch has end offsets of all committed topics, and only of topics that are read.
 
-        Also return True if no micro-batch was interrupted. Spark refuses to run a micro-batch whose end offsets lack a topic.
+        `reads` returns True for a topic that the lane reads now. Also return True if no micro-batch was interrupted. Spark
+        refuses to run a micro-batch whose end offsets lack a topic.
         """
         if self._begun is None:
             return True

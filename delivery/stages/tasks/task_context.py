@@ -2,7 +2,7 @@
 
 The driver creates Tools, and calls `run`. The executors' Python workers use the rest. Guarantee: at least once. A delivery
 repeats if a task had sent the request, and failed or was killed before it wrote the result (docs/adr/0014, 0015). Each repeat
-carries the same `webhook-id`.
+carries the same `webhook-id`, except a batch that gets other events.
 """
 
 from __future__ import annotations

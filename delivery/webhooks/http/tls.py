@@ -105,7 +105,7 @@ def _descriptor_of(pem: bytes) -> int:
     """Return the file descriptor of a file in memory with `pem`; raise TargetRefused if `pem` is longer than MAX_PEM_BYTES.
 
     Python's OpenSSL reads keys from files only. The file has a path (`/dev/fd/N`), and its content is never on a disk, not even
-    after a crash. No other user can open it.
+    after a crash. No other user can open it. Outside Linux, the file is a pipe.
     """
     if len(pem) > MAX_PEM_BYTES:
         problem = f"certificate and key may have at most {MAX_PEM_BYTES // 1024} KiB each, and one has more: shorten the chain"

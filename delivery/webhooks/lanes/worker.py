@@ -174,7 +174,7 @@ class Worker:
         """Attempt the entries of leases that shards of the retry lane have given out; yield the results.
 
         Called in the task's thread, by one task at a time. Leases and deliveries in `ended` were completed by an earlier run of
-        the micro-batch, and are left out. Attempts that are in flight `settle_s` after the last lease began continue after the
+        the micro-batch, and are left out. Leases that have not ended `settle_s` after the last one began continue after the
         task. A later call, or `drain_leases`, returns their results. If the task fails, unwritten results are lost: the leases
         expire.
         """
@@ -184,7 +184,8 @@ class Worker:
     def drain_leases(self) -> retry_lane.LeaseResults | None:
         """Return the results of leases that neither `retry` nor this method has returned yet, without waiting. None: no result.
 
-        A lease in flight gives only its accepted deliveries. Its other results come when the lease has ended.
+        A lease in flight gives only its accepted deliveries, and the endpoints that responded 410 Gone. Its other results come
+        when the lease has ended.
         Called in the thread of a task of any lane, because this process may get no task of the retry lane for long. A lease
         whose report stays away for `ShardPolicy.lease_timeout_s` expires, and its entries are leased again. Each result is
         returned once, so the calling task must write the results and reports to Kafka. The task must not hand these deliveries

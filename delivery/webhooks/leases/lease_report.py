@@ -69,7 +69,7 @@ class LeaseReport:
     def requeue(
         self, place: int, next_attempt: NextAttempt, reason: str | None = None, attempts: tuple[Attempt, ...] = ()
     ) -> None:
-        """Add the entry at `place` to the entries that wait again. `reason` None: for the same reason as before the lease.
+        """Add the lease's entry at index `place` to those that wait again. `reason` None: the reason stays.
 
         `attempts` are the attempts of this lease, which the report keeps with shortened responses.
         """
@@ -91,7 +91,7 @@ class LeaseReport:
         self._delivered += 1
 
     def unattempted(self, entry: retry_messages.RetryEntry, places: Sequence[int], reason: SkipReason | None) -> Outcome[Any]:
-        """Return the outcome of the events at `places` of an entry, which end without an attempt. Nothing is recorded.
+        """Return the outcome of the events at indexes `places` of an entry, which end without an attempt. Record nothing.
 
         1. `reason` is a SkipReason: the events are skipped for it.
         2. `reason` is None: the events are dead letters, for the reason for which the lease is given up.

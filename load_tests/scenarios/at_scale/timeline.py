@@ -48,7 +48,7 @@ def latency(
 
     `ages` and `due` have the age and the endpoint of each event, by the event's number. A row counts the events that arrived,
     at endpoints for which `is_counted` is True. Events before the first mark do not count. Seconds without a counted event have
-    no row.
+    no row. A row has `at_s` (begin of the seconds), `count`, `p50`, `p90`, `p99` and `max`.
     """
     starts = [mark.number for mark in marks]
     buckets: dict[int, list[float]] = {}
@@ -68,7 +68,10 @@ def bucket_s(samples: Sequence[Sample]) -> float:
 
 
 def cores(samples: Sequence[Sample], every_s: float) -> list[dict[str, Any]]:
-    """Return rows of cores (CPU seconds a second) by process, each between two samples at least `every_s` apart."""
+    """Return rows of cores (CPU seconds a second) by process, each between two samples at least `every_s` apart.
+
+    `at_s` is the time of the later sample.
+    """
     rows, before = [], samples[0] if samples else None
     for sample in samples:
         if before is not None and (took_s := sample.at_s - before.at_s) >= every_s:

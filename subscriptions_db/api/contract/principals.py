@@ -13,7 +13,7 @@ from delivery.registry_model import EndpointId, TenantId
 
 
 class Scope(enum.StrEnum):
-    """The rights of a key."""
+    """The rights of a key or token."""
 
     OPERATOR = "operator"
     """Read and change everything of every customer, and publish events."""

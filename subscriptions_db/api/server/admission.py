@@ -181,7 +181,7 @@ class Admission:
 
         * 401: the key or token is missing or not valid.
         * 403: the scope does not allow the route, or the token has no scope.
-        * 429: the key is over its rate, or there are too many unknown keys or tokens.
+        * 429: the key or token is over its rate, or there are too many unknown keys or tokens.
         * 503: the key or token cannot be checked.
 
         `note` is called with the rate of the key or token once `authenticate` has returned, also if the request is refused
