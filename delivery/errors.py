@@ -63,6 +63,10 @@ class KafkaUnavailable(FanoutError):
     """Kafka cannot be reached, or refuses a request or a record: wrong credentials, a missing right, a record too large."""
 
 
+class TopicUnreadable(KafkaUnavailable):
+    """Kafka answers, and does not give records of one topic: this login may not read it, or they were deleted meanwhile."""
+
+
 class RegistryUnavailable(FanoutError):
     """Postgres cannot be reached, is read-only, lacks a resource, denies a right, or rolled a transaction back.
 

@@ -84,7 +84,7 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
             held: dict[tuple[str, int], losses.OffsetRange] = {
                 extent.place: losses.OffsetRange(extent.low, extent.end) for extent in extents
             }
-            positions, lost = losses.moved(before, held)
+            positions, lost = losses.moved(before, held, has_committed=checkpoint.has_committed)
             found += [Accepted(lane, loss) for loss in lost]
             if lost:
                 moves.append(_Move(checkpoint, positions, held))

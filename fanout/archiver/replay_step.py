@@ -70,7 +70,10 @@ class Replayer:
 
         Return the number of advances; the begin and the end of a replay count as well. If Kafka or the schema registry fails
         for a replay, log a warning, and pause this replay (replay_pauses.py). After the pause, the chunk is repeated. Other
-        replays continue at once after a failure of the schema registry, and FIRST_PAUSE_S after a failure of Kafka.
+        replays continue:
+        1. at once, if Kafka did not give the records of one topic (TopicUnreadable);
+        2. after decoder.AWAY_S, if the schema registry failed: until then the decoder refuses each schema that it has not read;
+        3. after FIRST_PAUSE_S, if Kafka failed otherwise.
 
         Raise RegistryUnavailable if Postgres fails. With `once`, also raise KafkaUnavailable or SchemaRegistryUnavailable, in
         place of a pause. `clock` is for tests.
@@ -102,19 +105,21 @@ class Replayer:
         now: float,
     ) -> None:
         """Log a failure, and begin the pauses after it. With `once`, raise the error instead."""
-        is_of_kafka = isinstance(exc, errors.KafkaUnavailable)
+        is_of_kafka = isinstance(exc, errors.KafkaUnavailable) and not isinstance(exc, errors.TopicUnreadable)
         if is_of_kafka:
             self.close()
         if once:
             raise exc
         pause_s = self._pauses.failed(replay.number, now)
-        if is_of_kafka:
-            self._allowed_at = now + FIRST_PAUSE_S
+        others_s = FIRST_PAUSE_S if is_of_kafka else 0.0
+        if isinstance(exc, errors.SchemaRegistryUnavailable):
+            others_s = decoder.AWAY_S
+        self._allowed_at = now + others_s
         log.warning(
-            "%s. So replay %s pauses for %.0f s. Other replays continue %s, archiving and redrives at once. If this is logged "
-            "again, check that Kafka and the schema registry answer, and that the archiver may read the topics of events and "
-            "write the retries topic",
-            exc, replay.replay_id, pause_s, f"after {FIRST_PAUSE_S:.0f} s" if is_of_kafka else "at once",
+            "%s. So replay %s pauses for %.0f s, and other replays for %.0f s. Archiving and redrives continue. If this is "
+            "logged again, check that Kafka and the schema registry answer, and that the archiver may read the topics of "
+            "events and write the retries topic",
+            exc, replay.replay_id, pause_s, others_s,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -5,6 +5,8 @@ Runs in `fanout` commands.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,20 +122,17 @@ def export(
         if str(file) == "-":
             dead_letter_search.export(reader, wanted, commands.JsonLines(), limit)
             return
-        # A file of an earlier export stays until this one is whole. A device or a pipe cannot be replaced.
-        part = file if file.exists() and not file.is_file() else file.with_name(f"{file.name}.part")
         try:
-            with part.open("wb") as to:
-                count = dead_letter_search.export(reader, wanted, to, limit)
-            if part != file:
-                part.replace(file)
+            with tempfile.TemporaryFile() as whole:
+                count = dead_letter_search.export(reader, wanted, whole, limit)
+                whole.seek(0)
+                with file.open("wb") as to:  # only now: a failed search leaves the file of an earlier export unchanged
+                    shutil.copyfileobj(whole, to)
         except OSError as exc:
             raise errors.SettingsError(
-                f"{file} cannot be written ({exc.strerror}). The export stopped: name another file"
+                f"{file} cannot be written ({exc.strerror}). The export stopped, and the file may be incomplete: name another "
+                "file"
             ) from exc
-        finally:
-            if part != file:
-                part.unlink(missing_ok=True)
     commands.console.print(f"{count} dead letters written to {file}")
 
 

@@ -25,6 +25,8 @@ TIMEOUT_S = 30
 """Seconds to wait for the offsets of partitions, or for the next record of a range."""
 MAX_RECORDS_PER_POLL, POLL_S = 2000, 0.1
 """Maximum records of one poll, and seconds to wait for them."""
+_OF_A_TOPIC = frozenset({confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED})
+"""Codes of errors that concern a topic, and not the brokers."""
 Consume = Callable[[confluent_kafka.Message], None]
 """A function that `Scanner.read` calls with each record. It raises StateUnreadable, LookupError, RecursionError, TypeError or
 ValueError, such as a MsgspecError, for an unreadable record."""
@@ -146,7 +148,8 @@ class Scanner:
         try:
             yield
         except confluent_kafka.KafkaException as exc:
-            raise topics.unavailable(self._kafka, exc, "to read a topic") from exc
+            problem = topics.unavailable(self._kafka, exc, "to read a topic")
+            raise errors.TopicUnreadable(str(problem)) if exc.args[0].code() in _OF_A_TOPIC else problem from exc
 
     @contextlib.contextmanager
     def _progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -162,12 +165,13 @@ class Scanner:
 def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
     place, error = f"{message.topic()}:{message.partition()}", message.error()
     if error is not None and error.code() == confluent_kafka.KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # its public name
-        raise errors.KafkaUnavailable(
+        raise errors.TopicUnreadable(
             f"Kafka deleted records of {place} before they were read, and reading stopped: try again, and lengthen the topic's "
             "retention if this happens often"
         )
     if error is not None:
-        raise errors.KafkaUnavailable(
+        kind = errors.TopicUnreadable if error.code() in _OF_A_TOPIC else errors.KafkaUnavailable
+        raise kind(
             f"{place} cannot be read ({error.str()}), and reading stopped: check the brokers, and that this login may read the "
             "topic. Then try again"
         )

@@ -187,9 +187,9 @@ def _paced(
     scenario: MissionScenario,
     measured: contextlib.AbstractContextManager[None],
 ) -> _Pace:
-    """Publish at a pace, for `settle_s` without measurement and then with it; return the measurement.
+    """Publish at a pace, for `settle_s` without and then for `seconds` with measurement; return the measurement.
 
-    `measured` is a context for the measured time.
+    `measured` is a context that is open during the measurement.
     """
     sent.publish_steadily(per_s, scenario.settle_s)
     with measured:

@@ -31,12 +31,13 @@ _TAG = "tag:yaml.org,2002:"
 _PLAIN = (
     ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"),
     ("int", re.compile(r"-?(?:0|[1-9][0-9]*)$"), "-0123456789"),
-    ("float", re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"), "-0123456789"),
+    ("float", re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+][0-9]+)?$"), "-0123456789"),
 )
 """Tags of values without quotes, with the texts that have the tag and their first characters, in the order of the search.
 
 Numbers are as in JSON, and booleans as in YAML 1.2. YAML 1.1 has more: 0301 is the number 193, 1_000 is 1000, 12:30 is 750, and
-NO, the code of a country, is false. An id or a value of a filter would silently become another.
+NO, the code of a country, is false. An id or a value of a filter would silently become another. As in YAML 1.1, 12345e6 is
+text: other programs write such text without quotes.
 """
 _ADVICE = (
     (

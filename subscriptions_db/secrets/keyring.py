@@ -101,9 +101,9 @@ class KeyRing:
 def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
     """Raise SettingsError if, for one of the key ids in the registry, the key ring opens none of the sampled secrets.
 
-    A sample has up to ten secrets of each key id. Called before the job reads or the API uses the registry, and by
-    `fanout apply` and `fanout endpoints rotate-secret`. Later, a secret that does not open quarantines its endpoint. Without
-    this check, a wrong key ring would quarantine every endpoint.
+    A sample has up to ten secrets of each key id. Called before the job reads or the API uses the registry, and by commands
+    that seal new secrets, such as `fanout apply`. Later, a secret that does not open quarantines its endpoint. Without this
+    check, a wrong key ring would quarantine every endpoint.
     """
     if wrong := _misfits(connection, ring):
         raise errors.SettingsError(

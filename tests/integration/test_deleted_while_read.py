@@ -43,7 +43,7 @@ def test_a_scan_whose_records_are_deleted_meanwhile_fails_and_says_what_to_do(co
     with contextlib.closing(topic_scanner.Scanner(connection)) as scanner:
         extents = scanner.extents([topic])
         delete_before(connection, topic, 6)
-        with pytest.raises(errors.KafkaUnavailable, match=rf"^Kafka deleted records of {topic}:0 before .* try again"):
+        with pytest.raises(errors.TopicUnreadable, match=rf"^Kafka deleted records of {topic}:0 before .* try again"):
             scanner.read(extents, "dead letters", lambda _: None)
         found = []
         scanner.read(scanner.extents([topic]), "dead letters", lambda message: found.append(message.offset()))

@@ -45,17 +45,20 @@ class Loss(NamedTuple):
     """The last lost offset; None with ENDS_BEFORE and DELETED: the number of lost records is unknown."""
 
 
-def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> tuple[Positions, list[Loss]]:
+def moved(
+    positions: Positions, held: Mapping[tuple[str, int], OffsetRange], *, has_committed: bool = True
+) -> tuple[Positions, list[Loss]]:
     """Return the positions from which a lane at `positions` can continue, and the losses.
 
-    `held`: (topic, partition) → the offsets that Kafka holds now. A partition has a loss in each of four cases:
+    `has_committed` False: the lane has committed no micro-batch. `held`: (topic, partition) → the offsets that Kafka holds now.
+    A partition has a loss in each of four cases:
 
     1. The partition no longer exists: the new positions do not contain it.
     2. The partition ends before the position: its topic was deleted and recreated, or its log was truncated. The lane reads the
        partition from its first record.
     3. The partition begins after the position: the records in between have expired.
-    4. The lane has positions, but none for this partition, and the partition does not begin at 0: its first records have
-       expired.
+    4. The lane has committed a micro-batch, has no position for this partition, and the partition does not begin at 0: its
+       first records have expired.
     """
     kept: Positions = {}
     losses = []
@@ -71,7 +74,7 @@ def moved(positions: Positions, held: Mapping[tuple[str, int], OffsetRange]) -> 
         is_held = held_here.low <= position <= held_here.end
         kept.setdefault(topic, {})[number] = position if is_held else held_here.low
     for (topic, partition), held_here in held.items():
-        if positions and held_here.low > 0 and str(partition) not in positions.get(topic, {}):
+        if has_committed and held_here.low > 0 and str(partition) not in positions.get(topic, {}):
             losses.append(Loss(topic, partition, LossReason.EXPIRED, 0, held_here.low - 1))
             kept.setdefault(topic, {})[str(partition)] = held_here.low
     return kept, losses

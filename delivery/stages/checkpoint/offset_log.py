@@ -78,7 +78,9 @@ class Checkpoint:
             )
         self._committed, self._begun = committed, begun if begun > committed else None
         self.positions: Positions = {} if committed < 0 else self._read(committed)
-        """The committed positions; empty if the lane has never started a micro-batch."""
+        """The committed positions; empty if the lane has never started a micro-batch, or reads no topic of before any more."""
+        self.has_committed = committed >= 0
+        """True if the lane has committed a micro-batch."""
 
     def move(self, positions: Positions, limited: Callable[[Positions], Positions]) -> None:
         """Make the lane continue from `positions`. `limited` maps the end offsets of an interrupted micro-batch to new ones.

@@ -110,7 +110,7 @@ class Controller:
 
         If there is no such moment, remove none: the next `step` tries again.
 
-        The caller names the newest: the oldest executors have the state of most shards.
+        The caller names the newest executors, because the oldest have the state of most shards.
         """
         if not self._shuffles.between(lambda: self._cluster.decommission(names), REMOVE_WITHIN_S):
             log.info(

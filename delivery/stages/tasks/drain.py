@@ -35,8 +35,8 @@ def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: floa
 class DrainPartition:
     """The function that Spark calls for an empty partition: stop the leases of the retry lane in this worker process.
 
-    They begin no further attempt. Then wait until the process has no attempt in flight, at most `within_s` seconds, and not
-    beyond `until_s`.
+    Stopped leases begin no further attempt. Then wait until the process has no attempt in flight, at most `within_s` seconds,
+    and not beyond `until_s`.
     """
 
     tools: task_context.Tools

@@ -110,10 +110,14 @@ def _descriptor_of(pem: bytes) -> int:
     if len(pem) > MAX_PEM_BYTES:
         problem = f"certificate and key may have at most {MAX_PEM_BYTES // 1024} KiB each, and one has more: shorten the chain"
         raise errors.TargetRefused("tls", problem)
-    if sys.platform == "linux":
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):  # Python for an old C library lacks it
         # No pipe: a user with 1,024 pipes gets new ones of 8 KiB, and writing more than that would block for ever.
         memory = os.memfd_create("pem")
-        os.write(memory, pem)
+        try:
+            os.write(memory, pem)
+        except OSError:
+            os.close(memory)
+            raise
         return memory
     readable, writable = os.pipe()
     try:

@@ -267,7 +267,7 @@ def shown(replay: requests.ReplayRequest) -> Replay:
         state_since=replay.state_since,
         handed_over=replay.handed_over,
         delivered=replay.delivered,
-        dead_lettered=replay.dead_lettered,
+        dead_lettered=max(0, replay.dead_lettered),  # below 0: it was redriven twice, or its note is archived first
         skipped=replay.skipped,
     )
 

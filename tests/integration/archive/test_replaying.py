@@ -183,8 +183,9 @@ def test_a_replay_that_fails_pauses_by_itself(world, caplog):
         registry.stop()
         replayer = world.replayer()
         replayer.step(world.connection, clock=lambda: 100.0)
+        assert f"So replay {failing} pauses for 30 s, and other replays for 3 s" in caplog.text
+        replayer.step(world.connection, clock=lambda: 103.0)
         assert world.handed_over() == [("ep2", "e2", resend)]
-        assert f"So replay {failing} pauses for 30 s. Other replays continue at once" in caplog.text
         replayer.step(world.connection, clock=lambda: 129.0)
         assert "pauses for 60 s" not in caplog.text
         replayer.step(world.connection, clock=lambda: 130.0)
@@ -195,6 +196,24 @@ def test_a_replay_that_fails_pauses_by_itself(world, caplog):
     assert {world.replay(replay_id).state for replay_id in (failing, resend)} == {ReplayState.DONE}
 
 
+def test_a_replay_whose_topic_cannot_be_read_delays_no_other(world, monkeypatch, caplog):
+    world.publish(1)
+    first, second = world.ask("ep1"), world.ask("ep2")
+    replayer, attempted = world.replayer(), []
+
+    def advance(_, replay):
+        attempted.append(replay.replay_id)
+        if replay.replay_id == first:
+            raise errors.TopicUnreadable("this login may not read the topic")
+        return False
+
+    monkeypatch.setattr(replayer, "_advance", advance)
+    for now in (0.0, 29.0, 30.0):
+        replayer.step(world.connection, clock=lambda now=now: now)
+    assert attempted == [first, second, second, first, second]
+    assert f"So replay {first} pauses for 60 s, and other replays for 0 s" in caplog.text
+
+
 def test_if_kafka_fails_all_replays_pause_and_that_replay_pauses_longer(world, monkeypatch):
     world.publish(1)
     first, second = world.ask("ep1"), world.ask("ep2")
@@ -203,7 +222,7 @@ def test_if_kafka_fails_all_replays_pause_and_that_replay_pauses_longer(world, m
     def advance(_, replay):
         attempted.append(replay.replay_id)
         if replay.replay_id == first:
-            raise errors.KafkaUnavailable("this login may not read the topic")
+            raise errors.KafkaUnavailable("no broker answers")
         return False
 
     monkeypatch.setattr(replayer, "_advance", advance)

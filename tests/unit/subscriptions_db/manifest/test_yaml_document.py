@@ -47,7 +47,8 @@ def test_a_date_is_text_as_in_json():
 
 
 @pytest.mark.parametrize(
-    "text", ["0301", "010", "1_000", "0x1F", "0b11", "12:30", "+5", "1.", ".5", "1_0.5", "1:30.5", ".inf", ".nan"]
+    "text",
+    ["0301", "010", "1_000", "0x1F", "0b11", "12:30", "+5", "1.", ".5", "1_0.5", "1:30.5", ".inf", ".nan", "12345e6", "1.5e3"],
 )
 def test_what_is_no_number_in_json_is_text(text):
     """Regression: YAML 1.1 has other numbers. The tenant 0301 became the tenant 193, whose events went to another customer."""
@@ -61,7 +62,7 @@ def test_only_true_and_false_are_booleans(text):
 
 
 def test_numbers_are_read_as_in_json():
-    document = yaml_document.read("a: [0, -7, 1.50, -0.5, 3e2, 1.5E-3, 10000000000000000000]")
+    document = yaml_document.read("a: [0, -7, 1.50, -0.5, 3.0e+2, 1.5E-3, 10000000000000000000]")
     assert document.value == {"a": [0, -7, 1.5, -0.5, 300.0, 0.0015, 10**19]}
     assert [type(value) for value in document.value["a"]] == [int, int, float, float, float, float, int]
 
