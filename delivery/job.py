@@ -13,17 +13,17 @@ import logging
 import threading
 from collections.abc import Collection
 
+from delivery import job_lanes
 from delivery.config import plan_builder, settings
 from delivery.stages.checkpoint import lock
 from delivery.stages.kafka import topics
 from delivery.stages.lanes import lane_context, session, supervisor, watching
 from delivery.stages.lanes.network_outage import Network
-from delivery.stages.realtime import realtime_query as realtime_lane
 from delivery.stages.registry import job_registry, registry_sources
 from delivery.stages.scaling import controller, executors
 
 log = logging.getLogger(__name__)
-LANES = ("direct", "batch", "retry", realtime_lane.NAME)
+LANES = job_lanes.LANES
 
 
 def run(
@@ -35,8 +35,9 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run lanes `names` (None: `default_names`) until `stop` is set, or with `once` until all present records are handled."""
-    policy, names = controller.policy_of(config), names or realtime_lane.default_names(config, LANES)
+    """Run lanes `names` (None: all with topics) until `stop` is set, or with `once` until all present records are handled."""
+    policy, named = controller.policy_of(config), names or LANES
+    names = job_lanes.names_to_run(config, names)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     plan_builder.warn_of_open_guard(config.delivery)
     registry = registry_sources.source(config, access, stop)
@@ -52,7 +53,7 @@ def run(
         ):
             shared = lane_context.create(config, network, disable, sizing)
             built = supervisor.build(config, spark, supervisor.acquirers(names, registry, network, spark, stop), stop, shared)
-            realtime = realtime_lane.build(config, spark, registry, shared, stop=stop, names=names)
+            realtime = job_lanes.build_realtime(config, spark, registry, shared, stop=stop, names=named, once=once)
             supervisor.run(built | realtime, watches, stop, once=once)
             ending = supervisor.ending(stop, once=once)
             supervisor.drain_workers(config, spark, built)

@@ -171,13 +171,12 @@ def accept_loss(
     as_json: AsJson = False,
 ) -> None:
     """Show records that Kafka deleted before the job read them. With --yes, the job skips these records. Stop the job first."""
-    from delivery import job  # noqa: PLC0415  # importing pyspark takes a second
-    from delivery.stages.realtime import lane_start  # noqa: PLC0415
+    from delivery import job, job_lanes  # noqa: PLC0415  # importing pyspark takes a second
     from fanout.admin import accept_loss  # noqa: PLC0415
     from fanout.jvm import libraries  # noqa: PLC0415
 
     config = _settings(context)
-    names = _lanes(lanes, job.LANES) if lanes else lane_start.default_names(config, job.LANES)
+    names = _lanes(lanes, job.LANES) if lanes else job_lanes.default_names(config, job.LANES)
     lost = accept_loss.accept(config, libraries.of(config.spark), names, is_dry=not is_sure)
     found = [loss.document() for loss in lost]
     if as_json:

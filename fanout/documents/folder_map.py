@@ -62,7 +62,7 @@ AREAS = (
             "delivery.stages.scaling",
             "delivery.stages.lanes",
             "delivery.stages.realtime",
-            "delivery.stages.worker_daemon",
+            "delivery.stages.worker_daemon delivery.job_lanes",
             "delivery.job",
         ),
     ),

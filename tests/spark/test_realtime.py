@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import threading
+import time
 import types
 import uuid
 
@@ -83,18 +84,23 @@ def test_a_record_ends_its_arrow_batch_and_a_filler_follows_it(spark, kafka, tmp
 
 def committed(folder, positions):
     """Write a lane's checkpoint that has committed one micro-batch up to these positions."""
-    for part, text in {"offsets": f'v1\n{{"batchWatermarkMs":0}}\n{positions}', "commits": "v1\n{}"}.items():
+    metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": round(time.time() * 1000)})
+    for part, text in {"offsets": f"v1\n{metadata}\n{positions}", "commits": "v1\n{}"}.items():
         (folder / part).mkdir(parents=True)
         (folder / part / "0").write_text(text)
 
 
-def moved(spark, tmp_path, pattern, names=("direct", "realtime"), topic_pattern=".+"):
-    config = settings.Settings(
+def config_with(tmp_path, pattern, topic_pattern=".+"):
+    return settings.Settings(
         kafka=settings.KafkaSettings(bootstrap_servers="127.0.0.1:1", librdkafka_options={"socket.timeout.ms": "100"}),
         source=settings.SourceSettings(topic_pattern=topic_pattern, realtime_pattern=pattern),
         spark=settings.SparkSettings(checkpoint=str(tmp_path)),
     )
-    topic_moves.move_topics(spark, config, names)
+
+
+def moved(spark, tmp_path, pattern, names=("direct", "realtime"), *, topic_pattern=".+", existing=()):
+    """Move topics as a job with these lanes and patterns does, where Kafka has the `existing` topics."""
+    topic_moves.move_topics(spark, config_with(tmp_path, pattern, topic_pattern), names, existing=lambda _: existing)
 
 
 def test_the_lane_shares_no_python_process_with_other_lanes(spark):
@@ -208,7 +214,7 @@ def test_a_job_without_both_lanes_moves_nothing(spark, tmp_path, pattern, names)
     committed(tmp_path / "direct", '{"slow":{"0":7},"fast":{"0":5}}')
     committed(tmp_path / "realtime", '{"other":{"0":3}}')
     before = contents(tmp_path)
-    with pytest.raises(errors.SettingsError, match="run both lanes in one job once"):
+    with pytest.raises(errors.SettingsError, match="name both lanes in one job once"):
         moved(spark, tmp_path, pattern, names)
     assert contents(tmp_path) == before
 

@@ -112,8 +112,8 @@ def test_only_what_the_driver_has_broadcast_or_sealed_is_ever_unpickled():
     assert {str(path.relative_to(ROOT)) for path in packers} == {
         "delivery/stages/registry/task_delta.py",
         "delivery/stages/realtime/channel.py",
-        "delivery/stages/realtime/driver_updates.py",
         "delivery/stages/realtime/realtime_task.py",
+        "delivery/stages/registry/base_packer.py",
         "delivery/stages/registry/broadcasts.py",
         "delivery/webhooks/routing/registries.py",
     }

@@ -73,8 +73,9 @@ def build(
 ) -> dict[str, RunnableLane]:
     """Build those of the direct, batch and retry lanes that have an entry in `acquire`; return them by name.
 
-    First move the positions of paused topics back into the offset logs of these lanes, and those of topics that the lanes no
-    longer read out of them. Raise LaneFailed if a checkpoint is damaged, and the errors of StatefulLane's constructor.
+    First change the offset logs of these lanes. Positions of paused topics, and of topics that `source.topic_pattern` matches
+    again, move back into the logs. Positions of topics that the pattern no longer matches move out. Raise LaneFailed if a
+    checkpoint is damaged, and the errors of StatefulLane's constructor.
     """
     paused_topics.restore(spark, config.spark.checkpoint, acquire)
     left_out_topics.align(spark, config, acquire)

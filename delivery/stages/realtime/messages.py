@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from delivery.registry_model import AttemptedEndpoint, EndpointId, Revision
 from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results.counters import Counters
-from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
+from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.scheduling import deferral
 
 
@@ -74,8 +74,9 @@ class DriverUpdate:
 
     base_id: str = ""
     """The id of the newest snapshot; empty: the driver has not read the registry yet."""
-    base: Snapshot | None = None
-    """The newest snapshot; None: the worker has this snapshot already, or the driver has not read the registry yet."""
+    base: bytes | None = None
+    """The newest snapshot, packed by `pickling.packed`: the driver packs it once for all tasks. None: the worker has this
+    snapshot already, or the driver has not read the registry yet."""
     changes: SnapshotChanges | None = None
     """All changes of the registry since the newest snapshot; None: there are none, or the worker has them."""
     suppressed: deferral.SuppressedEndpoints = field(default_factory=dict)

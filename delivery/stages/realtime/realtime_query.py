@@ -11,7 +11,6 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from delivery.observability import health, metrics
 from delivery.stages import disk_space
 from delivery.stages.checkpoint import recovery
 from delivery.stages.kafka import kafka_outage
-from delivery.stages.lanes import lane_context, session, streaming_lane, supervisor, telemetry
+from delivery.stages.lanes import lane_context, session, streaming_lane, telemetry
 from delivery.stages.realtime import (
     deliver_realtime,
     messages,
@@ -34,9 +33,8 @@ from delivery.stages.realtime import (
     slots,
     start_offsets,
     task_server,
-    topic_moves,
 )
-from delivery.stages.registry import job_registry
+from delivery.stages.registry import base_packer, job_registry
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.results.counters import Counters
 
@@ -70,48 +68,6 @@ class QueryEnd(enum.Enum):
     """Kafka, or the schema registry, did not answer."""
 
 
-def default_names(config: settings.Settings, known: Collection[str]) -> list[str]:
-    """Return the lanes to run if the operator names none: all of `known`; `realtime` only with `source.realtime_pattern`."""
-    return [name for name in known if name != NAME or config.source.realtime_pattern]
-
-
-def build(
-    config: settings.Settings,
-    spark: SparkSession,
-    registry: job_registry.RegistrySupply,
-    context: lane_context.LaneContext,
-    *,
-    stop: threading.Event,
-    names: Collection[str],
-) -> dict[str, supervisor.RunnableLane]:
-    """Return the real-time lane by its name; empty if it is not in `names`, the lanes of the job.
-
-    Before that, move topics between the lanes if `source.realtime_pattern` has changed. Raise SettingsError if the lane cannot
-    run with these settings, and the errors of delivery.stages.realtime.topic_moves.
-    """
-    topic_moves.move_topics(spark, config, names)
-    if NAME not in names:
-        if config.source.realtime_pattern and "direct" in names:
-            log.warning(
-                "endpoints in direct mode get no events of the topics of source.realtime_pattern from this application: lane "
-                "direct leaves them out, and lane realtime does not run here. Unless it runs in another application, these "
-                "events wait in Kafka. Name realtime in --lanes here or there (chart: drivers.NAME.lanes), or drop the pattern"
-            )
-        return {}
-    if not config.source.realtime_pattern:
-        raise errors.SettingsError(
-            "lane realtime is named in --lanes and has no topics, so the job did not start: set source.realtime_pattern, or "
-            "leave the lane out"
-        )
-    follower = registry.follower
-    if follower is None:
-        raise errors.SettingsError(
-            'lane realtime does not run with snapshot.source = "lookup", because its workers get the registry from the driver. '
-            'The job did not start: set snapshot.source to "broadcast", or leave the lane out'
-        )
-    return {NAME: RealtimeLane(config, spark, follower, stop, context, shares=len(names) > 1)}
-
-
 @dataclass(frozen=True, slots=True)
 class _Query:
     """A running query of the lane, and the server to which its tasks report."""
@@ -139,20 +95,23 @@ class RealtimeLane:
         self._config, self._registry, self._stop, self._context = config, registry, stop, context
         self._one_by_one, self._in_batches = realtime_source.sessions(spark)
         self._topics = slots.LaneTopics(config, spark.sparkContext, for_others=config.spark.parallelism if shares else 0)
+        self._packer = base_packer.BasePacker()
         self._seen = telemetry.Telemetry(spark.sparkContext, NAME, config.logs)
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{NAME}"
         self._mode_switch = mode_switch.ModeSwitch(since=time.monotonic())
         self._restarts = 0
         """Restarts after a fault since tasks last handled a record."""
 
+    def require_slots(self) -> None:
+        """Raise SettingsError if Spark has too few slots for the lane's partitions. If Kafka does not answer, check nothing."""
+        self._topics.find(is_first=True)
+
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        Raise SettingsError if `realtime.port` cannot be opened, the registry can never be read, or without `once` if Spark has
-        too few slots at the start. Raise LaneFailed if a restart does not help, or if MOST_RESTARTS restarts handled no record.
+        Raise SettingsError if `realtime.port` cannot be opened, or if the registry can never be read. Raise LaneFailed if a
+        restart does not help, or if MOST_RESTARTS restarts handled no record.
         """
-        if not once:  # with `once`, micro-batches need no slot for each partition
-            self._topics.find(is_first=True)
         while self._registry.current() is not None and (once or self._await_topics(watch)):
             try:
                 outcome = self._run_query(watch, once=once)
@@ -250,7 +209,7 @@ class RealtimeLane:
     def _update_for(self, known: messages.Known) -> messages.DriverUpdate:
         """Return the driver's answer to a worker that has the version `known` of the registry.
 
-        Called on the threads of the TaskServer; never waits.
+        Called on the threads of the TaskServer. Waits only while a base that the worker lacks is packed.
         """
         newest = self._registry.newest
         is_paused = newest is None or self._registry.pause_reason() is not None or self._context.network.is_paused
@@ -258,9 +217,11 @@ class RealtimeLane:
         if newest is None:
             return messages.DriverUpdate(suppressed=suppressed, is_paused=is_paused)
         is_new = known.base_id != newest.base_id or known.revision is None
+        if not is_new:
+            self._packer.forget_unused()
         return messages.DriverUpdate(
             base_id=newest.base_id,
-            base=newest.base if is_new else None,
+            base=self._packer.packed(newest) if is_new else None,
             changes=newest.changes if is_new or known.revision != newest.revision else None,
             suppressed=suppressed,
             is_paused=is_paused,

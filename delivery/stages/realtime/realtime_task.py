@@ -28,6 +28,7 @@ from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import deferral
+from delivery.webhooks.state import pickling
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +280,7 @@ class RealtimeTask:
     def _take_base(self, update: messages.DriverUpdate) -> bool:
         if update.base is None:
             return False
-        followed().registry = registries.WholeRegistry(update.base_id, update.base)
+        followed().registry = registries.WholeRegistry(update.base_id, pickling.unpacked(update.base))
         return True
 
     def _replace_suppressed(self, suppressed: deferral.SuppressedEndpoints) -> None:

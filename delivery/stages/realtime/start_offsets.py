@@ -86,6 +86,9 @@ def read(
 ) -> StartOffsets:
     """Return the start of the next query: the committed positions, moved forward by the receipts since the last commit.
 
+    Reading begins with the receipts since the start of the last committed micro-batch, because only this time is in the
+    checkpoint's files. Receipts of committed records change nothing.
+
     A lane that has never read a record starts at the positions of `begin_at`, if there are any.
 
     Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. A partition with receipts but without a
@@ -248,12 +251,19 @@ def begin_at(spark: SparkSession, checkpoint: str, positions: offset_log.Positio
     offset_log.delete(spark, checkpoint)
 
 
-def load_positions(spark: SparkSession, checkpoint: str) -> offset_log.Positions:
-    """Return the committed positions of the lane whose folder is `checkpoint`.
+class LaneProgress(NamedTuple):
+    """The lane's progress according to its checkpoint alone, without receipts."""
 
-    Before the first commit: the positions at which the lane begins.
-    """
-    return by_topic(_Checkpoint(spark, checkpoint).positions)
+    positions: offset_log.Positions
+    """The committed positions. Before the first commit: the positions at which the lane begins."""
+    has_begun: bool
+    """True if the lane has read a record, so it may have written receipts."""
+
+
+def load_progress(spark: SparkSession, checkpoint: str) -> LaneProgress:
+    """Return the progress of the lane whose folder is `checkpoint`."""
+    begun = _Checkpoint(spark, checkpoint)
+    return LaneProgress(by_topic(begun.positions), begun.since_ms is not None)
 
 
 def by_topic(places: Mapping[Place, int]) -> offset_log.Positions:
@@ -265,7 +275,7 @@ def by_topic(places: Mapping[Place, int]) -> offset_log.Positions:
 
 
 class _Checkpoint:
-    """Read the committed positions in the lane's checkpoint folder, and the time of the last commit.
+    """Read the committed positions in the lane's checkpoint folder, and a time before all receipts of later records.
 
     Before the first commit, `positions` has the positions at which the lane begins.
     """
@@ -275,19 +285,21 @@ class _Checkpoint:
         self._hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
         self._folder = folder
         beside = f"../{INITIAL_POSITIONS_FILE}"
-        initial = _positions(self._last_line(beside)) if self._written_ms(beside) is not None else {}
+        initial = _positions(self._lines(beside)[-1]) if self._written_ms(beside) is not None else {}
         self.positions: Mapping[Place, int] = initial
         self.since_ms: int | None = None
-        """Time of the last commit, or of the lane's first start if there is no commit. Milliseconds since the epoch; None: the
-        lane has never read a record."""
+        """Time when the last committed micro-batch started, or of the lane's first start if there is no commit. Milliseconds
+        since the epoch; None: the lane has never read a record."""
         _, committed = recovery.newest(spark, folder)
         if committed >= 0:
-            self.since_ms = self._written_ms(f"commits/{committed}")
-            self.positions = _positions(self._last_line(f"offsets/{committed}"))
+            # Not the modification time of commits/N: a copy of the folder sets it to the time of the copy.
+            *_, metadata, offsets = self._lines(f"offsets/{committed}")
+            self.since_ms = _started_ms(metadata)
+            self.positions = _positions(offsets)
         # Not "metadata": Spark writes that at once, but these first offsets only after Kafka has answered.
         elif (began_ms := self._written_ms("sources/0/0")) is not None:
             self.since_ms = began_ms
-            first = _positions(self._last_line("sources/0/0"))
+            first = _positions(self._lines("sources/0/0")[-1])
             self.positions = {place: max(first.get(place, 0), initial.get(place, 0)) for place in first | initial}
 
     def _written_ms(self, name: str) -> int | None:
@@ -295,11 +307,11 @@ class _Checkpoint:
         files = path.getFileSystem(self._hadoop)
         return int(files.getFileStatus(path).getModificationTime()) if files.exists(path) else None
 
-    def _last_line(self, name: str) -> str:
+    def _lines(self, name: str) -> list[str]:
         path = self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}")
         stream = path.getFileSystem(self._hadoop).open(path)
         try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")).splitlines()[-1]
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")).splitlines()
         finally:
             stream.close()
 
@@ -307,3 +319,8 @@ class _Checkpoint:
 def _positions(line: str) -> dict[Place, int]:
     found: dict[str, dict[str, int]] = json.loads(line[line.index("{") :])
     return {(topic, int(number)): at for topic, numbers in found.items() for number, at in numbers.items()}
+
+
+def _started_ms(metadata: str) -> int:
+    started: dict[str, Any] = json.loads(metadata)
+    return int(started["batchTimestampMs"])

@@ -4,20 +4,24 @@ Runs on the driver before the lanes. Both lanes must keep their progress below o
 offset of a partition. The positions of a moved topic go to the checkpoint of the other lane. Otherwise Spark would refuse to
 run the old lane, because a topic that the lane had read is missing. In the new lane, Spark would read the topic from its first
 record, and all of the topic would be sent again. After a crash between two steps the next start repeats the same steps.
+
+A topic that is newer than the last commit of the real-time lane has no position, but may have receipts. When such a topic
+leaves the lane, the direct lane continues at the offset of the receipts.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from pyspark.sql import SparkSession
 
 from delivery import errors
-from delivery.config import settings
-from delivery.stages.checkpoint import left_out_topics, offset_log, recovery
+from delivery.config import settings, topic_pattern
+from delivery.stages.checkpoint import file_lock, left_out_topics, object_store, offset_log, recovery
 from delivery.stages.checkpoint.offset_log import Positions
-from delivery.stages.kafka import topic_source
+from delivery.stages.kafka import topic_source, topics
 from delivery.stages.realtime import start_offsets
 
 log = logging.getLogger(__name__)
@@ -39,45 +43,75 @@ def merged(positions: Positions, come: Positions) -> Positions:
     return result
 
 
-def move_topics(spark: SparkSession, config: settings.Settings, names: Collection[str]) -> None:
+def move_topics(
+    spark: SparkSession,
+    config: settings.Settings,
+    names: Collection[str],
+    *,
+    existing: Callable[[settings.KafkaSettings], Collection[str]] = topics.names,
+) -> None:
     """Move the positions of the topics that `source.realtime_pattern` now assigns to the other lane.
 
-    `names` are the lanes of this job. Raise SettingsError if topics must move and this job runs only one of the two lanes.
+    `names` are the lanes of this job. They may contain `realtime` without a pattern: then the lane does not run, and the direct
+    lane takes its topics back. `existing` returns the names of Kafka's topics.
+
+    Raise SettingsError if topics must move and this job has only one of the two lanes. One case is excepted: there is no
+    pattern, and the checkpoint is a folder. Then this function locks the folder of the real-time lane until the process ends,
+    and raises CheckpointInUse if another process has it.
     Raise SettingsError also if topics must move to a direct lane that has committed nothing: its checkpoint takes no position.
     Raise KafkaUnavailable if the progress of the real-time lane cannot be read, and LaneFailed if a checkpoint is damaged.
     """
     if not {"direct", "realtime"} & set(names):
         return
-    root = config.spark.checkpoint.rstrip("/")
+    root, source = config.spark.checkpoint.rstrip("/"), config.source
     direct, realtime = _opened(spark, f"{root}/direct"), _opened(spark, f"{root}/realtime")
-    kept = start_offsets.load_positions(spark, f"{root}/realtime")
-    if not (kept or config.source.realtime_pattern):
+    kept, has_begun = start_offsets.load_progress(spark, f"{root}/realtime")
+    if not (kept or source.realtime_pattern or (has_begun and realtime is None)):
         return
-    at = {} if direct is None else direct.positions
-    _, come = split_by_topic(at, lambda topic: topic_source.is_realtime(config.source, topic))
-    _, gone = split_by_topic(kept, lambda topic: not topic_source.is_realtime(config.source, topic))
+    is_realtime = functools.partial(topic_source.is_realtime, source)
+    # With a topic that the pattern matches again, and whose position no job with a direct lane has moved back yet.
+    at = {} if direct is None else left_out_topics.restored(spark, config, "direct", direct.positions)
+    gone, come = split_by_topic(kept, is_realtime)[0], split_by_topic(at, is_realtime)[1]
+    _require_both_lanes(config, names, {**come, **gone})
+    _require_commit(direct, gone)
+    newer: set[str] = set()
+    if has_begun and "direct" in names:  # lane direct would deliver these topics from their first records
+        newer = set(filter(_matching(source), existing(config.kafka))) - at.keys() - kept.keys()
+    if not (come or gone or not all(map(is_realtime, newer))):
+        return
+    if not source.realtime_pattern:  # the lane does not run here, so the job has not locked its folder
+        file_lock.acquire(config.spark.checkpoint, ["realtime"])
+    if gone or newer or realtime is None:
+        start = start_offsets.read(spark, config, f"{root}/realtime", of={*kept, *newer}.__contains__)
+        kept = start_offsets.by_topic(start.next_offsets)
+        gone = split_by_topic(kept, is_realtime)[0]
+        _require_both_lanes(config, names, gone)
+        _require_commit(direct, gone)
+    if direct is not None:
+        _move(spark, config, direct, realtime, kept=kept, come=come, gone=gone)
+
+
+def _move(
+    spark: SparkSession,
+    config: settings.Settings,
+    direct: offset_log.Checkpoint,
+    realtime: offset_log.Checkpoint | None,
+    *,
+    kept: Positions,
+    come: Positions,
+    gone: Positions,
+) -> None:
     if not (come or gone):
         return
-    _require_both_lanes(names, {**come, **gone})
-    if direct is None:
-        raise errors.SettingsError(
-            f"source.realtime_pattern leaves out {', '.join(gone)}, and lane direct has committed nothing yet: it would start "
-            "these topics at source.starting_offsets. The job did not start, and nothing was moved. Set the earlier pattern, "
-            "let lane direct handle an event of another topic, and then change the pattern"
-        )
-    if gone or realtime is None:
-        start = start_offsets.read(spark, config, f"{root}/realtime", of=kept.__contains__)
-        kept = start_offsets.by_topic(start.next_offsets)
     if gone:
-        handled = split_by_topic(kept, gone.__contains__)[1]
-        direct.change(lambda positions: merged(positions, handled))
+        direct.change(lambda positions: merged(positions, gone))
         log.info("lane direct takes over the topics %s from lane realtime, at their positions", ", ".join(gone))
 
     def changed(positions: Positions) -> Positions:
         return merged(split_by_topic(positions, gone.__contains__)[0], come)
 
     if realtime is None:
-        start_offsets.begin_at(spark, f"{root}/realtime", changed(kept))
+        start_offsets.begin_at(spark, f"{config.spark.checkpoint.rstrip('/')}/realtime", changed(kept))
     else:
         realtime.change(changed)
     if come:
@@ -86,12 +120,28 @@ def move_topics(spark: SparkSession, config: settings.Settings, names: Collectio
     left_out_topics.align(spark, config, ["direct"])  # source.topic_pattern may match the topics of `gone` no longer
 
 
-def _require_both_lanes(names: Collection[str], topics: Iterable[str]) -> None:
-    if not {"direct", "realtime"} <= set(names):
+def _matching(source: settings.SourceSettings) -> Callable[[str], bool]:
+    return functools.partial(topic_pattern.matches, source.topic_pattern)
+
+
+def _require_both_lanes(config: settings.Settings, names: Collection[str], moving: Collection[str]) -> None:
+    missing = {"direct", "realtime"} - set(names)
+    if missing == {"realtime"} and not config.source.realtime_pattern:
+        missing = {"realtime"} if object_store.folder_of(config.spark.checkpoint) is None else set()  # a folder can be locked
+    if moving and missing:
         raise errors.SettingsError(
-            f"source.realtime_pattern moves {', '.join(topics)} between the lanes direct and realtime, and this job "
-            "runs only one of them. The job did not start, and nothing was moved: run both lanes in one job once (--lanes), so "
+            f"source.realtime_pattern moves {', '.join(moving)} between the lanes direct and realtime, and this job "
+            "has only one of them. The job did not start, and nothing was moved: name both lanes in one job once (--lanes), so "
             "that the topics keep their positions"
+        )
+
+
+def _require_commit(direct: offset_log.Checkpoint | None, gone: Collection[str]) -> None:
+    if gone and direct is None:
+        raise errors.SettingsError(
+            f"source.realtime_pattern leaves out {', '.join(gone)}, and lane direct has committed nothing yet: it would start "
+            "these topics at source.starting_offsets. The job did not start, and nothing was moved. Set the earlier pattern, "
+            "let lane direct handle an event of another topic, and then change the pattern"
         )
 
 

@@ -15,6 +15,7 @@ from delivery.registry_model import SubscriptionStatus
 from delivery.stages.realtime import deliver_realtime, messages, task_server
 from delivery.stages.tasks import deliver_events, task_context
 from delivery.webhooks.lanes import realtime_lane
+from delivery.webhooks.state import pickling
 from tests.support import builders
 from tests.support.waiting import assert_becomes
 
@@ -55,7 +56,7 @@ class TaskDriver:
         self.rows_at_report.append(self.writing.rows)
         # Its deliveries are skipped, so they end without a request.
         paused_subscription = builders.subscription(event_type="*", status=SubscriptionStatus.PAUSED)
-        base = builders.snapshot(builders.endpoint(), paused_subscription)
+        base = pickling.packed(builders.snapshot(builders.endpoint(), paused_subscription))
         is_new = known.base_id != self._base_id
         is_paused = self._paused.pop(0) if self._paused else False
         return messages.DriverUpdate(base_id=self._base_id, base=base if is_new else None, is_paused=is_paused)

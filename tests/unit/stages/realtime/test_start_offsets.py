@@ -139,3 +139,15 @@ def test_a_first_start_ends_when_spark_has_the_first_offsets(spark, lane, has_re
         (lane / "sources" / "0" / "0").write_text('v1\n{"moved":{"0":0}}')
     start = start_offsets.read(spark, settings.Settings(), str(lane))
     assert (start.next_offsets, start.is_first) == ({("moved", 0): 5}, not has_read)
+
+
+def test_receipts_are_read_from_a_time_that_a_copy_of_the_folder_keeps(spark, lane, monkeypatch):
+    """Regression: the time was that of the file commits/N. In a copy it was that of the copy, and deliveries were repeated."""
+    asked = []
+    monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda of, *_: (asked.append(of.since_ms), ({}, 0))[1])
+    texts = {"offsets": 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1234567}\n{"moved":{"0":9}}', "commits": "v1\n{}"}
+    for part, text in texts.items():
+        (lane / part).mkdir()
+        (lane / part / "3").write_text(text)
+    start = start_offsets.read(spark, settings.Settings(), str(lane))
+    assert (asked, start.next_offsets) == ([1234567], {("moved", 0): 9})

@@ -1,0 +1,96 @@
+"""Choose the lanes that a job runs, and prepare the real-time lane: check its settings and slots, then move topics.
+
+Runs on the driver before the lanes; `fanout accept-loss` uses only `default_names`. All checks come before the move of topics.
+So a refused start has moved nothing, and a start with the earlier settings finds each topic where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection
+
+from pyspark.sql import SparkSession
+
+from delivery import errors
+from delivery.config import settings
+from delivery.stages.lanes import lane_context, supervisor
+from delivery.stages.realtime import realtime_query, topic_moves
+from delivery.stages.registry import job_registry
+
+log = logging.getLogger(__name__)
+LANES = ("direct", "batch", "retry", realtime_query.NAME)
+"""All lanes."""
+
+
+def default_names(config: settings.Settings, known: Collection[str]) -> list[str]:
+    """Return the lanes to run if the operator names none: all of `known`; `realtime` only with `source.realtime_pattern`."""
+    return [name for name in known if name != realtime_query.NAME or config.source.realtime_pattern]
+
+
+def names_to_run(config: settings.Settings, named: Collection[str] | None) -> list[str]:
+    """Return the lanes that the job runs: `named` by the operator (None: all), but `realtime` only with its pattern.
+
+    Log a warning if the operator names `realtime` without `source.realtime_pattern`. Raise SettingsError if no lane is left.
+    """
+    names = default_names(config, named or LANES)
+    if not names:
+        raise errors.SettingsError(
+            "lane realtime is named in --lanes and has no topics, so the job did not start: set source.realtime_pattern, or "
+            "name other lanes"
+        )
+    if named and len(names) < len(named):
+        log.warning(
+            "lane realtime is named in --lanes and does not run, because source.realtime_pattern is empty. Lane direct takes "
+            "the topics that lane realtime had. Leave realtime out of --lanes (chart: drivers.NAME.lanes), or set a pattern"
+        )
+    return names
+
+
+def build_realtime(
+    config: settings.Settings,
+    spark: SparkSession,
+    registry: job_registry.RegistrySupply,
+    context: lane_context.LaneContext,
+    *,
+    stop: threading.Event,
+    names: Collection[str],
+    once: bool,
+) -> dict[str, supervisor.RunnableLane]:
+    """Return the real-time lane by its name; empty if it is not in `names`, the lanes of the job, or without a pattern.
+
+    After all checks, move topics between the lanes if `source.realtime_pattern` has changed. Raise SettingsError if the lane
+    cannot run with these settings, or without `once` if Spark has too few slots. Raise the errors of
+    delivery.stages.realtime.topic_moves. A refused start has moved nothing.
+    """
+    lanes: dict[str, supervisor.RunnableLane] = {}
+    if config.source.realtime_pattern and realtime_query.NAME in names:
+        lane = _lane(config, spark, registry, context, stop, shares=len(names) > 1)
+        if not once:  # with `once`, micro-batches need no slot for each partition
+            lane.require_slots()
+        lanes[realtime_query.NAME] = lane
+    topic_moves.move_topics(spark, config, names)
+    if config.source.realtime_pattern and realtime_query.NAME not in names and "direct" in names:
+        log.warning(
+            "endpoints in direct mode get no events of the topics of source.realtime_pattern from this application: lane "
+            "direct leaves them out, and lane realtime does not run here. Unless it runs in another application, these "
+            "events wait in Kafka. Name realtime in --lanes here or there (chart: drivers.NAME.lanes), or drop the pattern"
+        )
+    return lanes
+
+
+def _lane(
+    config: settings.Settings,
+    spark: SparkSession,
+    registry: job_registry.RegistrySupply,
+    context: lane_context.LaneContext,
+    stop: threading.Event,
+    *,
+    shares: bool,
+) -> realtime_query.RealtimeLane:
+    if registry.follower is None:
+        raise errors.SettingsError(
+            'lane realtime does not run with snapshot.source = "lookup", because its workers get the registry from the driver. '
+            'The job did not start: set snapshot.source to "broadcast", or leave the lane out'
+        )
+    return realtime_query.RealtimeLane(config, spark, registry.follower, stop, context, shares=shares)
