@@ -191,8 +191,8 @@ class Source:
         if error.code() == KafkaError._ALL_BROKERS_DOWN and not self.is_unavailable:  # noqa: SLF001
             self.is_unavailable = True
             log.warning(
-                "Kafka at %s does not answer. The archive waits, and archives new records when Kafka answers again. Check the "
-                "brokers and kafka.bootstrap_servers",
+                "Kafka at %s does not answer. No new record is archived until it answers again, which the archiver notices by "
+                "itself. Check the brokers and kafka.bootstrap_servers",
                 self._kafka.bootstrap_servers,
             )
 

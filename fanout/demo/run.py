@@ -1,4 +1,4 @@
-"""Run the demo: start everything, publish while the registry changes, poll dead letters, stop the platform, and reconcile.
+"""Run the demo: start all, publish while the registry changes, poll and redrive dead letters, stop the platform, reconcile.
 
 Runs in `fanout` commands. The platform runs in its own processes, started as a user does: `fanout run`, `fanout archive` and
 `fanout serve`.

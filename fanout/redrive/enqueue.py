@@ -64,8 +64,8 @@ class Enqueuer:
 
     Dead letters that were sent as one batch wait for each other, and share a request again, or several if one would be too
     large. `chosen` are all dead letters that the caller will add. So the enqueuer knows when such a batch is complete. With
-    `dry_run`, the enqueuer only counts. `max_ages_s` has the `retry.max_age_s` of endpoints with a setting of their own, by
-    endpoint and customer. The others have the default.
+    `dry_run`, the enqueuer only counts. `max_ages_s` has the `retry.max_age_s` of endpoints with a value of their own, by
+    endpoint and customer. Other endpoints have the default. None: all endpoints have the default.
 
     The methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Kafka may have earlier records then.
     """

@@ -174,7 +174,7 @@ class Command:
         return sums
 
     def condition(self) -> str:
-        """Return the answer of /readyz and the metrics in TELLING, as text for the message of a failed wait."""
+        """Return the answer of /readyz, and the metrics in TELLING that are not 0, as text for the message of a failed wait."""
         try:
             status, ready = self._got("/readyz")
             _, text = self._got("/metrics")

@@ -42,7 +42,7 @@ class SuppressedEndpoints:
         self._failing = endpoints
 
     def add_unresponsive(self, endpoints: frozenset[EndpointId]) -> None:
-        """Suppress endpoints that were unresponsive in a micro-batch of any lane."""
+        """Suppress endpoints that were unresponsive to a worker of any lane."""
         with self._lock:
             self._unresponsive_until |= dict.fromkeys(endpoints, self._clock() + self._unresponsive_s)
 

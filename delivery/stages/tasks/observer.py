@@ -1,6 +1,6 @@
 """Record the results of a task: count them for the driver, and log the attempts to the worker's standard error.
 
-Runs in the executors' Python workers. A term is what one task adds to a total. Spark adds the terms to the driver's
+Runs in the executors' Python workers. A term is a value that a task adds to a total. Spark adds the terms to the driver's
 accumulators. In the real-time lane delivery.stages.realtime.report_buffer takes the terms instead. The driver also reads its
 own CPU time by this module. A worker that unpickles an observer imports this module. So the module is separate from
 delivery.stages.lanes.telemetry, whose metrics and settings would take 11 MB of each worker.
@@ -114,7 +114,7 @@ def process_cpu() -> Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observer:
-    """Count and log the results of a task. Called in the worker with each set of results that the task writes."""
+    """Count and log results of tasks, leases and background attempts. Called in a task of the worker with each Results."""
 
     total: Accumulator[Counters]
     gone: Accumulator[frozenset[AttemptedEndpoint]]

@@ -21,7 +21,8 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery
 class Results:
     """The results of some records of a task, or of background attempts.
 
-    A task makes several Results. The last one also has the totals of the task.
+    A task makes several Results. The last one also has the totals of the task; in the real-time lane, the last one of each
+    slice. In the retry lane, each one has `most_in_flight` and `gone` since the one before.
     """
 
     outcomes: list[Outcome[Delivery]] = field(default_factory=list)
@@ -56,7 +57,7 @@ class Results:
 
 
 def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:
-    """Return the last results of a task: `fields`, and the dispatcher's totals of the whole task."""
+    """Return the last results of a task, or of a slice of the real-time lane: `fields`, and the dispatcher's totals."""
     report = dispatcher.report()
     return Results(
         most_in_flight=report.most_in_flight,

@@ -4,7 +4,7 @@ Runs in the executors. Pure: the caller passes `now_ms`.
 
 The longer the wait, the wider the bucket. An entry goes into a bucket at most a quarter as wide as the entry's wait. When the
 first entry of a bucket is due, the others move to buckets at most an eighth as wide as this bucket. No bucket is narrower than
-a second (FINEST). So an entry that waits ten hours is written at most six times, whatever the number of micro-batches. There
+a second (FINEST). So an entry that waits ten hours moves at most five times, whatever the number of micro-batches. There
 are about eight buckets for each doubling of the wait, whatever the number of entries.
 """
 

@@ -174,8 +174,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def is_failing(self, policy: ShardPolicy, now_ms: int) -> bool:
         """Return True if the endpoint has accepted nothing for so long that it is to be disabled, and failed recently.
 
-        Each decision within RECENT_FAILURE_MS of the last failure reports the endpoint again, because the database may be
-        unavailable. An endpoint that was enabled less than `disable_after_s` ago is not disabled
+        Each decision of the shard within RECENT_FAILURE_MS of the last failure reports the endpoint again, because the
+        database may be unavailable. An endpoint that was enabled less than `disable_after_s` ago is not disabled
         (subscriptions_db.registration.endpoint_status).
         """
         if self.failing_since_ms is None or now_ms - self.failed_ms >= RECENT_FAILURE_MS:
@@ -196,7 +196,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def without_report(self) -> Window:
         """Return a new window with only the times of the first and the last failure.
 
-        Called once `known_until_ms` has passed, if the endpoint has no retry entries.
+        Called after `known_until_ms` has passed, if the endpoint has no retry entries.
         """
         return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms)
 

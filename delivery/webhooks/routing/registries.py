@@ -37,7 +37,8 @@ class EventRouter(Protocol):
     def matches(self, event: Event) -> list[matching.Match]:
         """Return every subscription to which `event` is due, each once, with its endpoint.
 
-        Paused and quarantined subscriptions are included, and endpoints of any status.
+        Paused and quarantined subscriptions are included, and endpoints of any status. The filter of a quarantined
+        subscription is not evaluated.
         """
 
 
@@ -185,7 +186,8 @@ class BroadcastSource:
         """Apply `delta` to `last`, and return `last`. A delta that is not newer than `last` changes nothing.
 
         If `last` is None, of another broadcast or of another class, return a new registry: the base snapshot with `delta`.
-        Then also collect garbage, and exempt all present objects from later collections (gc.freeze).
+        Then also collect garbage, and freeze all present objects (gc.freeze). Later only a full collection examines them
+        (lanes.gc_tuning).
         """
         if not isinstance(last, WholeRegistry) or last.base_id != self.base_id:
             last = WholeRegistry(self.base_id, pickling.unpacked(self.broadcast.value))

@@ -1,7 +1,7 @@
 """Detect an outage of our own network: hardly any destination is reachable.
 
 Pure: `now` is passed in. During an outage the lanes pause. Events stay in Kafka and use up no retry schedule, and no
-endpoint is disabled. The reasons are in docs/adr/0032.
+endpoint is disabled for its failures. The reasons are in docs/adr/0032.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def reachability(seen: Iterable[tuple[Endpoint, bool]]) -> Reachability:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkHealth:
-    """The driver's judgement of our own network, after each micro-batch."""
+    """The driver's judgement of our own network, after each report of the workers."""
 
     is_broken: bool = False
     pause_s: float = 0.0
@@ -113,12 +113,12 @@ class NetworkHealth:
     """Time, by the clock of `now` in `after`, from which the next micro-batch may begin and test the network again."""
 
     def after(self, seen: Reachability, now: float) -> NetworkHealth:
-        """Return the judgement after a micro-batch.
+        """Return the judgement after the workers of a micro-batch, or of the real-time lane, have reported `seen`.
 
         1. Hardly any destination responded (`Reachability.is_broken`), and no pause lasts: the network is broken. The pause is
            FIRST_PAUSE_S. The pause doubles each time the network is found broken again, up to MAX_PAUSE_S.
-        2. Hardly any destination responded, and a pause lasts: no change. No micro-batch begins in a pause, so this
-           micro-batch began before the pause, and did not test the network again.
+        2. Hardly any destination responded, and a pause lasts: no change. In a pause no micro-batch begins, and the real-time
+           lane takes no records. So this report is about earlier events, and did not test the network again.
         3. Most destinations responded: the network works, however few they are.
         4. Otherwise: no change.
         """

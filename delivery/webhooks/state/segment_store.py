@@ -1,7 +1,8 @@
 """Store lists of items in numbered segments. Items are mostly appended at the end of a list and removed from its front.
 
-Runs in the executors. Pure: the caller passes the function that reads a segment. A segment is one value of Spark's state. An
-item is a retry entry, or an entry of the timer wheel, as bytes. A decision is the work of one shard in one micro-batch.
+Runs in the executors. Pure: the caller passes the function that reads a segment. A shard is one key of Spark's state, and a
+segment is one value of the key. An item is a retry entry, or an entry of the timer wheel, as bytes. A decision is the work of
+one shard in one micro-batch.
 
 1. A list belongs to an owner: an endpoint, or the timer wheel. The owner keeps the slices of its lists in order.
 2. A slice names a segment and a place in the segment. So one segment holds short lists of many owners.
