@@ -116,10 +116,10 @@ class Replayer:
             others_s = decoder.AWAY_S
         self._allowed_at = now + others_s
         log.warning(
-            "%s. So replay %s pauses for %.0f s, and other replays for %.0f s. Archiving and redrives continue. If this is "
+            "%s. So replay %s pauses for %.0f s, and other replays %s. Archiving and redrives continue. If this is "
             "logged again, check that Kafka and the schema registry answer, and that the archiver may read the topics of "
             "events and write the retries topic",
-            exc, replay.replay_id, pause_s, others_s,
+            exc, replay.replay_id, pause_s, f"pause for {others_s:.0f} s" if others_s else "continue",
         )  # fmt: skip
 
     def close(self) -> None:

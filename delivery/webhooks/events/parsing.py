@@ -217,8 +217,8 @@ def _binary(record: Record, value: bytes | None, headers: Mapping[str, bytes], l
     if not is_json and not opaque.is_media_type(media_type):
         raise errors.EventRejected(
             "unsupported",
-            f"content type {media_type[:100]!r} is not a valid media type of a payload, or has too many characters: use one "
-            "such as text/xml",
+            f"content type {media_type[:100]!r} is not a valid media type of a payload, or has more than "
+            f"{opaque.MAX_MEDIA_TYPE_CHARS} characters: use one such as text/xml",
         )
     further = event_attributes.further_attributes(attributes, event_attributes.NAMED)
     if value is None:

@@ -46,9 +46,10 @@ class _DueBatches(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """Segments with collected events, and the skips and rejections of some records.
+    """The result of one call of `Collector.add` or `Collector.finish`.
 
-    The last Collected of a task has the results of the whole task too (`Collector.finish`).
+    `rows`: full segments, also with events of earlier calls. `results`: from `add`, the skips and rejections of its own
+    records; from `finish`, the totals of the whole task.
     """
 
     rows: list[SegmentRow] = field(default_factory=list)

@@ -117,7 +117,8 @@ class LeaseInFlight:
     def defer_faulty(self, place: int, fault: Exception, now_ms: int) -> None:
         """Requeue an entry that met a fault of ours, such as unreadable events, with a wait of DEFER_FAULTY_S.
 
-        The fault is logged, and counts as an attempt. In an ordered lease no further entry is attempted.
+        The fault is logged, and recorded as an attempt of the entry. It uses up no wait of the endpoint's schedule. In an
+        ordered lease no further entry is attempted.
         """
         log.error(
             "an unforeseen error in one retry entry of this endpoint: the entry is kept, and a retry follows in %.0f s. Other "

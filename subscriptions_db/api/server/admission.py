@@ -46,9 +46,9 @@ ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 
 
 class KeyRate(NamedTuple):
-    """The limits in which a request of a key or token counts, and the time at which the key expires.
+    """The limits that count the requests of a key or token, and the time at which the key expires.
 
-    `room` returns the present state of the limits.
+    `room` returns the state of the limit that would refuse first.
     """
 
     paces: tuple[limits.Pace, ...]

@@ -119,7 +119,8 @@ class RedrivenRow:
 class ArchivedRecord:
     """All that the archive writes for one Kafka record.
 
-    The rows are a dead letter, or attempts and redrive notes, or none. Counts and signals come beside the rows.
+    The rows are a dead letter, or attempts and redrive notes, or none. There can also be counts (of replays, and by hour) and
+    signals about the health of endpoints.
     """
 
     topic: str
