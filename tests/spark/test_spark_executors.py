@@ -18,6 +18,7 @@ def test_the_fake_does_what_sparks_executors_do():
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_sparks_executors_come_when_asked_for_and_end_when_decommissioned(tmp_path):
     """In a process of its own: this one has a Spark without executors."""
     words = [sys.executable, "-m", "tests.support.executors", str(tmp_path)]
