@@ -9,7 +9,7 @@ import pytest
 
 from delivery import errors, job_lanes
 from delivery.config import settings
-from delivery.stages.checkpoint import left_out_topics, offset_log
+from delivery.stages.checkpoint import left_out_topics, offset_log, paused_topics
 from delivery.stages.kafka import completed_reader
 from delivery.stages.realtime import slots, start_offsets, topic_moves
 from tests.spark.test_realtime import committed, config_with, contents, moved
@@ -134,10 +134,24 @@ def test_a_job_that_runs_once_needs_no_slot_for_each_partition(spark, tmp_path, 
     assert built(spark, config_with(tmp_path, "fast"), ["direct", "realtime"], "a follower", once=True).keys() == {"realtime"}
 
 
-def test_a_topic_that_was_left_out_needs_the_direct_lane_to_become_real_time(spark, tmp_path):
+@pytest.mark.parametrize(
+    ("file", "positions"),
+    [(left_out_topics.FILE, '{"fast":{"0":100}}'), (paused_topics.FILE, '{"fast":[0,{"0":100}]}')],
+    ids=["left out", "paused"],
+)
+def test_a_topic_beside_the_offset_log_needs_the_direct_lane_to_move(spark, tmp_path, file, positions):
     """Regression: a job without the direct lane did not see its position, and started it from its first record."""
     committed(tmp_path / "direct", '{"slow":{"0":7}}')
-    (tmp_path / "direct" / left_out_topics.FILE).write_text('{"fast":{"0":100}}')
+    (tmp_path / "direct" / file).write_text(positions)
     committed(tmp_path / "realtime", '{"other":{"0":3}}')
     with pytest.raises(errors.SettingsError, match="moves fast between"):
         moved(spark, tmp_path, "fast|other", ["realtime"])
+
+
+def test_a_lane_that_gave_all_topics_back_gives_a_newer_topic_back_too(spark, tmp_path, received):
+    """Regression: its committed positions were empty, so nothing moved, and all of the topic was delivered again."""
+    received(new=(0, 99))
+    committed(tmp_path / "direct", '{"slow":{"0":7}}')
+    committed(tmp_path / "realtime", "{}")
+    moved(spark, tmp_path, "", existing=["slow", "new"])
+    assert positions(spark, tmp_path / "direct") == {"slow": {"0": 7}, "new": {"0": 100}}

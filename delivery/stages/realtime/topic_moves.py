@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from delivery import errors
 from delivery.config import settings, topic_pattern
-from delivery.stages.checkpoint import file_lock, left_out_topics, object_store, offset_log, recovery
+from delivery.stages.checkpoint import file_lock, left_out_topics, object_store, offset_log, paused_topics, recovery
 from delivery.stages.checkpoint.offset_log import Positions
 from delivery.stages.kafka import topic_source, topics
 from delivery.stages.realtime import start_offsets
@@ -66,11 +66,10 @@ def move_topics(
     root, source = config.spark.checkpoint.rstrip("/"), config.source
     direct, realtime = _opened(spark, f"{root}/direct"), _opened(spark, f"{root}/realtime")
     kept, has_begun = start_offsets.load_progress(spark, f"{root}/realtime")
-    if not (kept or source.realtime_pattern or (has_begun and realtime is None)):
+    if not (kept or source.realtime_pattern or has_begun):
         return
     is_realtime = functools.partial(topic_source.is_realtime, source)
-    # With a topic that the pattern matches again, and whose position no job with a direct lane has moved back yet.
-    at = {} if direct is None else left_out_topics.restored(spark, config, "direct", direct.positions)
+    at = {} if direct is None else _restored(spark, config, direct.positions)
     gone, come = split_by_topic(kept, is_realtime)[0], split_by_topic(at, is_realtime)[1]
     _require_both_lanes(config, names, {**come, **gone})
     _require_commit(direct, gone)
@@ -118,6 +117,15 @@ def _move(
         direct.change(lambda positions: split_by_topic(positions, come.__contains__)[0])
         log.info("lane realtime takes over the topics %s from lane direct, at their positions", ", ".join(come))
     left_out_topics.align(spark, config, ["direct"])  # source.topic_pattern may match the topics of `gone` no longer
+
+
+def _restored(spark: SparkSession, config: settings.Settings, positions: Positions) -> Positions:
+    """Return the positions of lane direct with those of topics that it paused or left out.
+
+    A job with lane direct has moved them back already. A job without it must see that such a topic is not new.
+    """
+    folder = f"{config.spark.checkpoint.rstrip('/')}/direct"
+    return left_out_topics.restored(spark, config, "direct", paused_topics.restored(spark, folder, positions))
 
 
 def _matching(source: settings.SourceSettings) -> Callable[[str], bool]:
