@@ -23,7 +23,6 @@ from delivery.stages.registry import job_registry, registry_sources
 from delivery.stages.scaling import controller, executors
 
 log = logging.getLogger(__name__)
-LANES = job_lanes.LANES
 
 
 def run(
@@ -36,7 +35,7 @@ def run(
     once: bool = False,
 ) -> None:
     """Run lanes `names` (None: all with topics) until `stop` is set, or with `once` until all present records are handled."""
-    policy, named = controller.policy_of(config), names or LANES
+    policy, named = controller.policy_of(config), names or job_lanes.LANES
     names = job_lanes.names_to_run(config, names)
     checkpoint, network = lock.Lock(config.spark, names), Network()
     plan_builder.warn_of_open_guard(config.delivery)

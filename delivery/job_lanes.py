@@ -23,9 +23,9 @@ LANES = ("direct", "batch", "retry", realtime_query.NAME)
 """All lanes."""
 
 
-def default_names(config: settings.Settings, known: Collection[str]) -> list[str]:
-    """Return the lanes to run if the operator names none: all of `known`; `realtime` only with `source.realtime_pattern`."""
-    return [name for name in known if name != realtime_query.NAME or config.source.realtime_pattern]
+def default_names(config: settings.Settings) -> list[str]:
+    """Return the lanes to run if the operator names none: all, but `realtime` only with `source.realtime_pattern`."""
+    return _with_topics(config, LANES)
 
 
 def names_to_run(config: settings.Settings, named: Collection[str] | None) -> list[str]:
@@ -33,7 +33,7 @@ def names_to_run(config: settings.Settings, named: Collection[str] | None) -> li
 
     Log a warning if the operator names `realtime` without `source.realtime_pattern`. Raise SettingsError if no lane is left.
     """
-    names = default_names(config, named or LANES)
+    names = _with_topics(config, named or LANES)
     if not names:
         raise errors.SettingsError(
             "lane realtime is named in --lanes and has no topics, so the job did not start: set source.realtime_pattern, or "
@@ -45,6 +45,10 @@ def names_to_run(config: settings.Settings, named: Collection[str] | None) -> li
             "the topics that lane realtime had. Leave realtime out of --lanes (chart: drivers.NAME.lanes), or set a pattern"
         )
     return names
+
+
+def _with_topics(config: settings.Settings, names: Collection[str]) -> list[str]:
+    return [name for name in names if name != realtime_query.NAME or config.source.realtime_pattern]
 
 
 def build_realtime(

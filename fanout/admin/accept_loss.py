@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from delivery.config import settings, topic_pattern
 from delivery.stages.checkpoint import left_out_topics, lock, losses, offset_log, paused_topics
-from delivery.stages.kafka import topic_source
+from delivery.stages.kafka import completed_reader, topic_source
 from delivery.stages.lanes import session
 from fanout.kafka import topic_scanner
 from subscriptions_db.postgres import audit_entries, connect
@@ -42,6 +43,8 @@ class _Move(NamedTuple):
     checkpoint: offset_log.Checkpoint
     positions: offset_log.Positions
     held: dict[tuple[str, int], losses.OffsetRange]
+    goes_back: bool
+    """True if a partition is read again from its first record, because it ends before the lane's position."""
 
 
 def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
@@ -65,8 +68,14 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
         if moves and not is_dry:
             with connect.connect(config.database) as connection, connect.translated_errors():
                 audit_entries.note_many(connection, list(map(_entry, found)))
+            # The real-time lane reads its receipts from this time on. Earlier ones name offsets that now have other records.
+            after_receipts_ms = round(time.time() * 1000) + completed_reader.SLACK_MS
             for move in moves:
-                move.checkpoint.move(move.positions, functools.partial(losses.clamped, held=move.held))
+                move.checkpoint.move(
+                    move.positions,
+                    functools.partial(losses.clamped, held=move.held),
+                    began_ms=after_receipts_ms if move.goes_back else None,
+                )
         return found
 
 
@@ -87,7 +96,8 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
             positions, lost = losses.moved(before, held, has_committed=checkpoint.has_committed)
             found += [Accepted(lane, loss) for loss in lost]
             if lost:
-                moves.append(_Move(checkpoint, positions, held))
+                goes_back = any(loss.why is losses.LossReason.ENDS_BEFORE for loss in lost)
+                moves.append(_Move(checkpoint, positions, held, goes_back))
     return found, moves
 
 

@@ -118,6 +118,8 @@ def export(
     from fanout.redrive import dead_letter_search  # noqa: PLC0415
 
     wanted = selection.Selection.from_options(endpoint_id, event_type, tenant_id, reason, since=since, until=until)
+    if str(file) != "-":
+        commands.output_file(file)
     with dead_letter_search.reading(commands.settings_of(context), commands.progress) as reader:
         if str(file) == "-":
             dead_letter_search.export(reader, wanted, commands.JsonLines(), limit)
@@ -130,8 +132,8 @@ def export(
                     shutil.copyfileobj(whole, to)
         except OSError as exc:
             raise errors.SettingsError(
-                f"{file} cannot be written ({exc.strerror}). The export stopped, and the file may be incomplete: name another "
-                "file"
+                f"{file}, or a temporary file before it, cannot be written ({exc.strerror}). The export stopped, and the file "
+                "may be incomplete: name another file, or make room in the folder TMPDIR"
             ) from exc
     commands.console.print(f"{count} dead letters written to {file}")
 

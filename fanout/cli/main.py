@@ -152,11 +152,11 @@ def run(
     ] = "",
 ) -> None:
     """Run the job: read events, deliver them, record every outcome. SIGTERM and Ctrl-C stop it gracefully."""
-    from delivery import job  # noqa: PLC0415  # importing pyspark takes a second, and other commands do not need it
+    from delivery import job, job_lanes  # noqa: PLC0415  # importing pyspark takes a second, and other commands do not need it
     from fanout.jvm import libraries  # noqa: PLC0415
     from subscriptions_db.following.postgres_registry import PostgresRegistry  # noqa: PLC0415
 
-    config, names = _settings(context), _lanes(lanes, job.LANES) if lanes else None
+    config, names = _settings(context), _lanes(lanes, job_lanes.LANES) if lanes else None
     found, access = libraries.of(config.spark), PostgresRegistry(config)  # Ctrl-C still ends a download of jars at once
     job.run(config, access=access, libraries=found, stop=commands.stop_event(), names=names, once=once)
 
@@ -171,12 +171,12 @@ def accept_loss(
     as_json: AsJson = False,
 ) -> None:
     """Show records that Kafka deleted before the job read them. With --yes, the job skips these records. Stop the job first."""
-    from delivery import job, job_lanes  # noqa: PLC0415  # importing pyspark takes a second
+    from delivery import job_lanes  # noqa: PLC0415  # importing pyspark takes a second
     from fanout.admin import accept_loss  # noqa: PLC0415
     from fanout.jvm import libraries  # noqa: PLC0415
 
     config = _settings(context)
-    names = _lanes(lanes, job.LANES) if lanes else job_lanes.default_names(config, job.LANES)
+    names = _lanes(lanes, job_lanes.LANES) if lanes else job_lanes.default_names(config)
     lost = accept_loss.accept(config, libraries.of(config.spark), names, is_dry=not is_sure)
     found = [loss.document() for loss in lost]
     if as_json:

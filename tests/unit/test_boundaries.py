@@ -31,6 +31,7 @@ JSON_READERS = {
     "delivery/stages/checkpoint/cluster.py:_call": "answers of the Kubernetes API server",
     "delivery/stages/checkpoint/cluster.py:_message": "answers of the Kubernetes API server",
     "delivery/stages/checkpoint/offset_log.py:_read": "files of the checkpoint",
+    "delivery/stages/checkpoint/offset_log.py:_write": "files of the checkpoint",
     "delivery/stages/checkpoint/paused_topics.py:valid": "a file of the checkpoint",
     "delivery/stages/checkpoint/recovery.py:uncommitted": "files of the checkpoint",
     "delivery/stages/checkpoint/left_out_topics.py:_kept": "files of the checkpoint",

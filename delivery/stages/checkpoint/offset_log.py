@@ -82,9 +82,10 @@ class Checkpoint:
         self.has_committed = committed >= 0
         """True if the lane has committed a micro-batch."""
 
-    def move(self, positions: Positions, limited: Callable[[Positions], Positions]) -> None:
+    def move(self, positions: Positions, limited: Callable[[Positions], Positions], *, began_ms: int | None = None) -> None:
         """Make the lane continue from `positions`. `limited` maps the end offsets of an interrupted micro-batch to new ones.
 
+        `began_ms` becomes the start time of the committed micro-batch, in milliseconds since the epoch. None: the time stays.
         If a partition has a position and no end offset, the micro-batch reads nothing of the partition. Called only if the lane
         has committed a micro-batch.
         """
@@ -93,7 +94,7 @@ class Checkpoint:
             # Spark refuses to run a micro-batch whose end offsets lack a partition of its start offsets.
             topics = positions.keys() | ends.keys()
             self._write(self._begun, {topic: positions.get(topic, {}) | ends.get(topic, {}) for topic in topics})
-        self._write(self._committed, positions)
+        self._write(self._committed, positions, began_ms)
 
     def has_whole_ends(self, reads: Callable[[str], bool]) -> bool:
         """Return True if the interrupted micro-batch has end offsets of all committed topics, and only of topics that are read.
@@ -121,8 +122,10 @@ class Checkpoint:
         found: Positions = json.loads(offsets)
         return found
 
-    def _write(self, number: int, positions: Positions) -> None:
+    def _write(self, number: int, positions: Positions, began_ms: int | None = None) -> None:
         version, metadata, _ = self._lines(number)
+        if began_ms is not None:
+            metadata = json.dumps(json.loads(metadata) | {"batchTimestampMs": began_ms}, separators=(",", ":"))
         text = "\n".join([version, metadata, json.dumps(positions, separators=(",", ":"))])
         write(self._spark, self._name(number), text)
 

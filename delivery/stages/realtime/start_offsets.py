@@ -87,7 +87,8 @@ def read(
     """Return the start of the next query: the committed positions, moved forward by the receipts since the last commit.
 
     Reading begins with the receipts since the start of the last committed micro-batch, because only this time is in the
-    checkpoint's files. Receipts of committed records change nothing.
+    checkpoint's files. Receipts of committed records change nothing, because `fanout accept-loss` sets the time if it sets a
+    position back.
 
     A lane that has never read a record starts at the positions of `begin_at`, if there are any.
 

@@ -75,7 +75,8 @@ def move_topics(
     _require_commit(direct, gone)
     newer: set[str] = set()
     if has_begun and "direct" in names:  # lane direct would deliver these topics from their first records
-        newer = set(filter(_matching(source), existing(config.kafka))) - at.keys() - kept.keys()
+        found = {name for name in existing(config.kafka) if topic_pattern.matches(source.topic_pattern, name)}
+        newer = found - at.keys() - kept.keys()
     if not (come or gone or not all(map(is_realtime, newer))):
         return
     if not source.realtime_pattern:  # the lane does not run here, so the job has not locked its folder
@@ -126,10 +127,6 @@ def _restored(spark: SparkSession, config: settings.Settings, positions: Positio
     """
     folder = f"{config.spark.checkpoint.rstrip('/')}/direct"
     return left_out_topics.restored(spark, config, "direct", paused_topics.restored(spark, folder, positions))
-
-
-def _matching(source: settings.SourceSettings) -> Callable[[str], bool]:
-    return functools.partial(topic_pattern.matches, source.topic_pattern)
 
 
 def _require_both_lanes(config: settings.Settings, names: Collection[str], moving: Collection[str]) -> None:

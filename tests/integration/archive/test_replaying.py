@@ -196,39 +196,35 @@ def test_a_replay_that_fails_pauses_by_itself(world, caplog):
     assert {world.replay(replay_id).state for replay_id in (failing, resend)} == {ReplayState.DONE}
 
 
-def test_a_replay_whose_topic_cannot_be_read_delays_no_other(world, monkeypatch, caplog):
+def attempted(world, monkeypatch, failure, *times):
+    """Step at these times, while the replay for ep1 fails; return the endpoints of the replays that were tried."""
     world.publish(1)
-    first, second = world.ask("ep1"), world.ask("ep2")
-    replayer, attempted = world.replayer(), []
+    for endpoint in ("ep1", "ep2"):
+        world.ask(endpoint)
+    replayer, tried = world.replayer(), []
 
     def advance(_, replay):
-        attempted.append(replay.replay_id)
-        if replay.replay_id == first:
-            raise errors.TopicUnreadable("this login may not read the topic")
+        tried.append(replay.endpoint_id)
+        if replay.endpoint_id == "ep1":
+            raise failure
         return False
 
     monkeypatch.setattr(replayer, "_advance", advance)
-    for now in (0.0, 29.0, 30.0):
+    for now in times:
         replayer.step(world.connection, clock=lambda now=now: now)
-    assert attempted == [first, second, second, first, second]
-    assert f"So replay {first} pauses for 60 s, and other replays continue" in caplog.text
+    return tried
+
+
+def test_a_replay_whose_topic_cannot_be_read_delays_no_other(world, monkeypatch, caplog):
+    failure = errors.TopicUnreadable("this login may not read the topic")
+    assert attempted(world, monkeypatch, failure, 0, 29, 30) == ["ep1", "ep2", "ep2", "ep1", "ep2"]
+    assert "pauses for 60 s, and other replays continue" in caplog.text
 
 
 def test_if_kafka_fails_all_replays_pause_and_that_replay_pauses_longer(world, monkeypatch):
-    world.publish(1)
-    first, second = world.ask("ep1"), world.ask("ep2")
-    replayer, attempted = world.replayer(), []
-
-    def advance(_, replay):
-        attempted.append(replay.replay_id)
-        if replay.replay_id == first:
-            raise errors.KafkaUnavailable("no broker answers")
-        return False
-
-    monkeypatch.setattr(replayer, "_advance", advance)
-    for now in (0.0, 29.0, 30.0, 59.0, 60.0, 89.0, 90.0):
-        replayer.step(world.connection, clock=lambda now=now: now)
-    assert attempted == [first, second, first, second, second, first]
+    failure = errors.KafkaUnavailable("no broker answers")
+    tried = attempted(world, monkeypatch, failure, 0, 29, 30, 59, 60, 89, 90)
+    assert tried == ["ep1", "ep2", "ep1", "ep2", "ep2", "ep1"]
 
 
 def test_replays_and_resends_send_the_original_payload(world):

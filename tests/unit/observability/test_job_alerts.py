@@ -9,7 +9,7 @@ import prometheus_client
 import pytest
 import yaml
 
-from delivery import job
+from delivery import job_lanes
 from delivery.config import settings
 from delivery.observability import health, http_endpoints
 from delivery.observability.health import QueryPhase
@@ -59,8 +59,8 @@ def test_the_age_of_the_registry_needs_a_time_and_patience():
 @pytest.mark.parametrize("alert", OF_LANES)
 def test_an_alert_of_lanes_selects_lanes_of_the_job_alone(alert):
     """Regression: series of the API and the archive hid that the job was absent, and fired the other alerts."""
-    found = {lane for selector in selectors(alert) for lane in (*job.LANES, *OTHERS) if selected(selector, lane)}
-    assert found == set(job.LANES) - ({"realtime"} if alert == "FanoutAbsent" else set())
+    found = {lane for selector in selectors(alert) for lane in (*job_lanes.LANES, *OTHERS) if selected(selector, lane)}
+    assert found == set(job_lanes.LANES) - ({"realtime"} if alert == "FanoutAbsent" else set())
 
 
 def test_the_absence_of_each_lane_is_an_alert_of_its_own():
@@ -77,7 +77,7 @@ def test_an_api_and_an_archive_that_do_not_run_or_cannot_work_are_alerts():
 
 def test_only_lanes_whose_deliveries_are_due_at_once_can_be_slow():
     """Regression: the retry lane's deliveries are minutes old by its schedule, so one repaired endpoint fired the alert."""
-    found = {lane for lane in job.LANES for selector in selectors("FanoutSlow") if selected(selector, lane)}
+    found = {lane for lane in job_lanes.LANES for selector in selectors("FanoutSlow") if selected(selector, lane)}
     assert found == {"direct", "realtime"}
 
 

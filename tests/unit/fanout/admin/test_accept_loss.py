@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import time
 
 import pytest
 
 from delivery import errors
 from delivery.config import settings
 from delivery.stages.checkpoint import lock, losses, offset_log, paused_topics, recovery
+from delivery.stages.kafka import completed_reader
 from delivery.stages.lanes import session
 from fanout.admin import accept_loss
 from fanout.kafka import topic_scanner
@@ -127,3 +129,19 @@ def test_a_topic_that_the_pattern_had_left_out_is_no_loss_before_its_position(fi
     monkeypatch.setattr(connect, "connect", lambda _: contextlib.nullcontext())
     assert accept_loss.accept(CONFIG, None, ["direct"], is_dry=False) == []
     assert files == {"/c/direct/offsets/7": OFFSETS}
+
+
+@pytest.mark.parametrize(("position", "is_set"), [(20, True), (2, False)], ids=["ends before", "expired"])
+def test_a_position_that_goes_back_makes_earlier_receipts_void(files, monkeypatch, position, is_set):
+    """Regression: receipts of the last micro-batch moved the real-time lane past the records of a recreated topic."""
+    del files["/c/direct/paused-topics.json"]
+    files["/c/direct/offsets/7"] = f'v1\n{{"batchTimestampMs":1,"batchWatermarkMs":0}}\n{{"{TOPIC}":{{"0":{position}}}}}'
+    monkeypatch.setattr(connect, "connect", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(audit_entries, "note_many", lambda *_: None)
+    before_ms = time.time() * 1000
+    accept_loss.accept(CONFIG, None, ["direct"], is_dry=False)
+    _, metadata, positions = files["/c/direct/offsets/7"].splitlines()
+    assert json.loads(positions)[TOPIC] == {"0": 4}
+    began_ms = json.loads(metadata)["batchTimestampMs"]
+    assert (began_ms - completed_reader.SLACK_MS >= int(before_ms)) is is_set
+    assert is_set or began_ms == 1

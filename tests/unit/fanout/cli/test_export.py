@@ -40,3 +40,10 @@ def test_a_whole_export_replaces_the_earlier_file(export):
     file, done = export(lambda to: to.write(b"new\n") and 1)
     assert done.exit_code == 0
     assert [(path.name, path.read_bytes()) for path in file.parent.iterdir()] == [(file.name, b"new\n")]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_search(export, tmp_path):
+    searched = []
+    export(searched.append)
+    done = CliRunner().invoke(main.app, ["dead-letters", "export", str(tmp_path / "absent" / "letters.ndjson")])
+    assert (done.exit_code, len(searched)) == (2, 1)
