@@ -58,7 +58,7 @@ def lane(spark, source, waits, folder, **bounds):
         2,
         shard_keys=shards.keys(spark, SHARDS),
         immediate_flush_s=0,
-        rejects=True,
+        direct_from=None,
     )
     return batch_shard.batch(routed, 500, waits, tools), lambda: delta.publish(known)
 

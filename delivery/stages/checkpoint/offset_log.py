@@ -49,6 +49,15 @@ def delete(spark: SparkSession, name: str) -> None:
     manager.delete(path)
 
 
+def committed(spark: SparkSession, folder: str) -> Positions:
+    """Return the committed positions of the lane whose checkpoint folder is `folder`; empty if it has committed nothing.
+
+    Raise LaneFailed if the folder is damaged or another version of Spark wrote it.
+    """
+    _, number = recovery.newest(spark, folder)
+    return {} if number < 0 else Checkpoint(spark, folder).positions
+
+
 def _manager(spark: SparkSession, name: str) -> tuple[Any, Any]:
     """Return Spark's file manager for the path or URL `name`, and `name` as Hadoop's Path."""
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no public way to the JVM

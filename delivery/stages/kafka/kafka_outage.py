@@ -51,9 +51,9 @@ def schema_registry_answers(config: schema_settings.SchemaRegistrySettings) -> b
     """Return True if each test request gets a usable answer of the schema registry, or if no topic has a schema registry.
 
     The test requests the schema with the id 1, and the schemas that decoding by it needs. A Protobuf schema that is text is
-    also requested in serialized form, which the registry may refuse. Usable answers are a schema, and the error that there is
-    no such schema. Any other answer, such as status 401 or 500, is an outage. Each request takes at most
-    `schema_registry.timeout_s` for each URL of the schema registry.
+    also requested in serialized form, which the registry may refuse. Usable answers are a schema, the error that there is no
+    such schema, and status 403, because the login may be limited to other schemas. Any other answer, such as status 401 or
+    500, is an outage. Each request takes at most `schema_registry.timeout_s` for each URL of the schema registry.
     """
     if (formats := plan_builder.formats_of(config)) is None:
         return True

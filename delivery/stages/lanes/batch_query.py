@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from delivery.config import settings
 from delivery.observability import health
 from delivery.stages.checkpoint import paused_topics
+from delivery.stages.checkpoint.offset_log import Positions
 from delivery.stages.kafka import topic_source
 from delivery.stages.lanes import lane_context
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
@@ -29,8 +30,8 @@ first micro-batch after its due time."""
 class BatchQuery(StatefulLane):
     """The batch lane.
 
-    `rejects`: True if this lane reports all rejected records, because the job runs no direct lane. False: it reports only those
-    with a reason in `intake.LANE_SPECIFIC`.
+    `direct_from`: where the direct lane of the same job continues; None: the job runs no direct lane. It decides which rejected
+    records this lane reports (`collect_segments.RoutePartition.direct_from`).
     """
 
     NAME = "batch"
@@ -45,10 +46,10 @@ class BatchQuery(StatefulLane):
         stop: threading.Event,
         context: LaneContext,
         *,
-        rejects: bool,
+        direct_from: Positions | None,
     ) -> None:
         super().__init__(config, spark, acquire, stop, context)
-        self._rejects = rejects
+        self._direct_from = direct_from
 
     @staticmethod
     def area_of(config: settings.Settings) -> settings.BatchSettings:
@@ -86,7 +87,7 @@ class BatchQuery(StatefulLane):
             self._size.tasks,
             shard_keys=self._shard_keys,
             immediate_flush_s=early_s,
-            rejects=self._rejects,
+            direct_from=self._direct_from,
         )
         return batch_shard.batch(routed, round(early_s * 1000), self._pending, self._tools)
 

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from delivery.config import settings
 from delivery.observability import health
-from delivery.stages.checkpoint import left_out_topics, paused_topics
+from delivery.stages.checkpoint import left_out_topics, offset_log, paused_topics
 from delivery.stages.lanes import batch_query, direct_query, lane_context, retry_query, telemetry
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.network_outage import Network
@@ -86,7 +86,8 @@ def build(
         if config.source.batch_records == "taken_apart" and "direct" not in acquire:
             log.warning(WITHOUT_DIRECT_LANE)
         # One lane reports rejected records: the direct lane where it runs.
-        built["batch"] = batch_query.BatchQuery(config, spark, acquire["batch"], stop, context, rejects="direct" not in acquire)
+        direct = offset_log.committed(spark, f"{config.spark.checkpoint.rstrip('/')}/direct") if "direct" in acquire else None
+        built["batch"] = batch_query.BatchQuery(config, spark, acquire["batch"], stop, context, direct_from=direct)
     if "retry" in acquire:
         built["retry"] = retry_query.RetryQuery(config, spark, acquire["retry"], stop, context)
     return built

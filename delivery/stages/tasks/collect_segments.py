@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from delivery.stages.checkpoint.offset_log import Positions
 from delivery.stages.tasks import arrow, deliver_events, task_context
 from delivery.webhooks.routing import intake, registries
 from delivery.webhooks.state import chunking
@@ -40,17 +41,16 @@ def route(
     *,
     shard_keys: tuple[int, ...],
     immediate_flush_s: float,
-    rejects: bool,
+    direct_from: Positions | None,
 ) -> DataFrame:
     """Return rows of SCHEMA for the shards: segments with the events in `records` that go to endpoints in batch mode.
 
     At most `parallelism` tasks read `records`. Each task also yields one row without key and value for each shard in
     `shard_keys`. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` leave in the same micro-batch.
-    `rejects` False: the direct lane of the same job reports rejected records. The tasks then report only those with a reason
-    in `intake.LANE_SPECIFIC`.
+    `direct_from` is that of RoutePartition.
     """
     partition = RoutePartition(
-        tools=tools, source=source, shard_keys=shard_keys, immediate_flush_s=immediate_flush_s, rejects=rejects
+        tools=tools, source=source, shard_keys=shard_keys, immediate_flush_s=immediate_flush_s, direct_from=direct_from
     )
     return records.select(*deliver_events.COLUMNS).coalesce(parallelism).mapInArrow(partition, SCHEMA)
 
@@ -67,9 +67,11 @@ class RoutePartition:
     shard_keys: tuple[int, ...]
     """The key of each shard in Spark's state (delivery.stages.checkpoint.shards)."""
     immediate_flush_s: float
-    rejects: bool
-    """False: the direct lane of the same job reports rejected records, and this lane reports only those with a reason in
-    `intake.LANE_SPECIFIC`."""
+    direct_from: Positions | None
+    """Positions from which the direct lane of the same job reports rejected records; a partition without a position: its first
+    record. From there on, this lane reports only those with a reason in `intake.LANE_SPECIFIC`. The direct lane read earlier
+    records before this job started, with other settings perhaps, and may have accepted them. So this lane reports all that it
+    rejects of them. None: the job runs no direct lane, and this lane reports all."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, shards = self.tools.begin(), len(self.shard_keys)
@@ -77,12 +79,16 @@ class RoutePartition:
         yield from written([RoutedRow(key) for key in self.shard_keys])
         read = map(deliver_events.records, batches)
         for collected in task.worker.collect(read, self.source, shards=shards, immediate_flush_s=self.immediate_flush_s):
-            if not self.rejects:
-                found = collected.results.rejections
-                collected.results.rejections = [rejection for rejection in found if rejection.reason in intake.LANE_SPECIFIC]
+            collected.results.rejections = [found for found in collected.results.rejections if self._is_reported(found)]
             task.write(collected.results)
             yield from written(RoutedRow(self.shard_keys[row.shard], value=row.segment) for row in collected.rows)
         task.finish()
+
+    def _is_reported(self, rejection: intake.Rejection) -> bool:
+        if self.direct_from is None or rejection.reason in intake.LANE_SPECIFIC:
+            return True
+        record = rejection.record
+        return record.offset < self.direct_from.get(record.topic, {}).get(str(record.partition), 0)
 
 
 def written(out: Iterable[RoutedRow], *, max_bytes: int = arrow.MAX_BATCH_BYTES) -> Iterator[pa.RecordBatch]:

@@ -24,6 +24,8 @@ from delivery import errors
 MAX_SCALE = 1000
 """Most digits behind the point of a decimal. A schema with more is refused: the JSON of a decimal has as many characters as
 digits."""
+MAX_DECIMAL_BYTES = 415
+"""Most bytes of a decimal's number: about 1,000 digits. The time of their conversion grows with the square of the bytes."""
 _VALUE = "value"
 _WRAPPER = "fanout_Wrapper"
 """Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. Without
@@ -51,6 +53,8 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
         raise ValueError(f"{type(exc).__name__}: {exc}"[:200]) from exc
     except Exception as exc:  # fastavro's own classes have no common base
         raise ValueError(f"{type(exc).__name__}: {exc}"[:200]) from exc
+    # The Python reader has readers of its own.
+    _read_exact_decimals(fastavro.read.LOGICAL_READERS, _read_py.LOGICAL_READERS)  # type: ignore[attr-defined]
     read: Any = _read_py.schemaless_reader if is_recursive else fastavro.schemaless_reader
 
     def decode(body: bytes) -> bytes:
@@ -71,6 +75,24 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
         return written
 
     return decode
+
+
+def _read_exact_decimals(*readers: dict[str, Any]) -> None:
+    """Replace fastavro's functions for decimals: they round a number with more digits than the schema's `precision`."""
+    for read in readers:
+        read.update({"bytes-decimal": _exact, "fixed-decimal": _exact})
+
+
+def _exact(unscaled: bytes, schema: Mapping[str, Any], _: Any) -> decimal.Decimal:
+    """Return the decimal of these bytes, with all its digits: the bytes may have more than the schema's `precision`.
+
+    Raise ValueError for more than MAX_DECIMAL_BYTES.
+    """
+    if len(unscaled) > MAX_DECIMAL_BYTES:
+        raise ValueError("a decimal has more than 1,000 digits")
+    number = int.from_bytes(unscaled, "big", signed=True)
+    sign, digits, _ = decimal.Decimal(number).as_tuple()
+    return decimal.Decimal((sign, digits, -int(schema.get("scale") or 0)))
 
 
 def _plain(value: Any) -> str:

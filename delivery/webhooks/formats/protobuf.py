@@ -78,7 +78,9 @@ def _compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byt
                 always_print_fields_with_no_presence=True,
                 descriptor_pool=pool,
             )
-            return orjson.dumps(document)
+            # Protobuf yields the entries of a map in an order that differs from process to process. The ids of events may
+            # depend on the payload, so each process must make the same JSON.
+            return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
         except Exception as exc:  # as in `avro`
             problem = f"the value does not decode by its Protobuf schema ({type(exc).__name__}: {exc}"[:150]
             raise errors.EventRejected("undecodable", f"{problem}): use a Protobuf serializer of the schema registry") from exc

@@ -1,14 +1,15 @@
 """Read schemas from a schema registry that speaks the API of Confluent's Schema Registry.
 
 Runs in the executors, the archive, the commands and the driver, never in the event loop: each call may wait. Only two answers
-are usable: a schema, and an error code in NOT_FOUND. Every other answer counts as an outage of the schema registry. So a wrong
-password never rejects a record.
+are usable for a record: a schema, and an error code in NOT_FOUND. Every other answer counts as an outage of the schema
+registry. So a wrong password never rejects a record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from delivery import errors
@@ -60,18 +61,18 @@ class RegistryClient:
     def require_answer(self) -> None:
         """Find out whether the schema registry answers: ask for schema 1 and the schemas that schema 1 needs, without retries.
 
-        Raise SchemaRegistryUnavailable if the schema registry gives no usable answer. The answer that a schema does not exist
-        is usable.
+        Raise SchemaRegistryUnavailable if the schema registry gives no usable answer. Usable are also the answers that schema 1
+        does not exist, and that this login may not read it (status 403): the login may be limited to schemas of its own.
         """
-        self._schema(1)
+        self._schema(1, may_be_forbidden=True)
 
-    def _schema(self, schema_id: int) -> schemas.Schema | None:
+    def _schema(self, schema_id: int, *, may_be_forbidden: bool = False) -> schemas.Schema | None:
         from confluent_kafka.schema_registry import error  # noqa: PLC0415  # takes 0.1 s and 22 MB: for jobs with a registry only
 
         try:
             found, needed = self._read(schema_id)
         except error.SchemaRegistryError as exc:
-            if exc.error_code in NOT_FOUND:
+            if exc.error_code in NOT_FOUND or (may_be_forbidden and exc.http_status_code == HTTPStatus.FORBIDDEN):
                 return None
             raise self._unavailable(schema_id, f"it answered with status {exc.http_status_code}") from None
         except Exception as exc:  # noqa: BLE001  # the client raises errors of many classes; none is the record's fault

@@ -19,12 +19,18 @@ if the event loop stalls."""
 MAX_EXTENSION_S = 8.0
 """Most seconds that own delay (this process waits for CPU or memory) adds to an attempt's timeout. Bounded, because a worker
 that ends waits for its attempts."""
+ENOUGH_S = 5.0
+"""Least seconds by the endpoint clock after which an exchange that ends at its extended timeout was the endpoint's delay."""
+ENOUGH_SHARE = 1 / 3
+"""The same as a share of the timeout. The larger of the two counts."""
 
-
-Deadline = tuple[float, float]
-"""The two deadlines of an exchange, in seconds. When the endpoint clock passes the first, the endpoint took too long. When the
-event loop's clock passes the second, the delay is our own. The endpoint clock leaves own delay out. A plain tuple, because each
-request makes a Deadline."""
+Deadline = tuple[float, float, float]
+"""The times at which an exchange ends, in seconds:
+1. By the endpoint clock, which leaves own delay out. When it passes this time, the endpoint took too long.
+2. By the event loop's clock. When it passes this time, the exchange ends in any case.
+3. By the endpoint clock. If it has passed this time when the exchange ends by 2., the endpoint took too long. Otherwise the
+   delay is our own. Without this rule, an endpoint that never answers would be blameless on a machine that is always busy.
+A plain tuple, because each request makes a Deadline."""
 
 
 class Expiring(Protocol):
@@ -56,10 +62,12 @@ class Deadlines:
 
     def within(self, timeout_s: float) -> Deadline:
         """Return the deadlines of an exchange that begins now and may take `timeout_s` seconds."""
-        return self._endpoint_time() + timeout_s, self._loop.time() + timeout_s + self._max_extension_s
+        now = self._endpoint_time()
+        latest = self._loop.time() + timeout_s + self._max_extension_s
+        return now + timeout_s, latest, now + max(ENOUGH_S, timeout_s * ENOUGH_SHARE)
 
     def begin(self, exchange: Expiring, deadline: Deadline) -> None:
-        """Expire `exchange` at a check after one of its two deadlines has passed, unless `end` is called before."""
+        """Expire `exchange` at a check after its end by one of the two clocks, unless `end` is called before."""
         self._running[exchange] = deadline
         if self._timer is None:
             self._schedule_check()
@@ -84,8 +92,8 @@ class Deadlines:
         is_stall = now - self._check_at > endpoint_clock.STALL_S
         self._has_skipped = is_stall and not self._has_skipped
         if not self._has_skipped:
-            for exchange, (deadline, latest) in list(self._running.items()):
-                if deadline <= endpoint_now:
+            for exchange, (deadline, latest, enough) in list(self._running.items()):
+                if deadline <= endpoint_now or (latest <= now and enough <= endpoint_now):
                     exchange.expire(errors.AttemptTimedOut(f"the attempt's time ran out {exchange.phase()}"))
                 elif latest <= now:
                     exchange.expire(errors.LocalFailure(f"this worker had too little CPU or memory, {exchange.phase()}"))

@@ -43,7 +43,8 @@ JITTER = 0.2
 together."""
 LOCAL_WAIT_S = 5.0
 """Seconds before the next attempt in the retry lane after a LocalFailure (a fault of the platform) or a 410 of the endpoint.
-Also the wait of an entry for which a worker has no memory, and the shortest wait for a newer registry."""
+After several LocalFailures in a row, this many seconds for each. Also the wait of an entry for which a worker has no memory,
+and the shortest wait for a newer registry."""
 MAX_BEHIND_S = 300.0
 """Longest wait, in seconds, of a retry entry that needs a newer registry than the worker has, before the entry's next lease."""
 
@@ -91,14 +92,17 @@ def next_attempt(
     now_ms: int,
     expires_ms: int,
     retry_after_s: float | None = None,
+    local_failures: int = 1,
     rng: Rng = random,
 ) -> NextAttempt | None:
     """Return the next attempt in the retry lane after a failed attempt. None: the delivery is given up.
 
-    `retries` is the number of waits of the endpoint's schedule that the delivery has used up.
+    `retries` is the number of waits of the endpoint's schedule that the delivery has used up. `local_failures` is the number of
+    attempts that ended in a row as this one did, if this one is a LocalFailure.
 
     1. An endpoint without a schedule: the delivery is given up.
-    2. A LocalFailure: LOCAL_WAIT_S. A 410: LOCAL_WAIT_S, because the endpoint will be disabled. No wait is used up.
+    2. A LocalFailure: LOCAL_WAIT_S for each of `local_failures`. A 410: LOCAL_WAIT_S, because the endpoint will be disabled. No
+       wait is used up.
     3. No wait is used up yet, and people have to repair the failure (_MENDED_BY_PEOPLE): the second wait of the schedule, if it
        has at least two.
     4. Otherwise the next wait of the schedule. After the last wait the delivery is given up.
@@ -107,7 +111,9 @@ def next_attempt(
     """
     if not retrying.schedule_s:
         return None
-    if error_class in {errors.LocalFailure.error_class, error_classes.GONE}:
+    if error_class == errors.LocalFailure.error_class:
+        wait_s, used = LOCAL_WAIT_S * local_failures, retries
+    elif error_class == error_classes.GONE:
         wait_s, used = LOCAL_WAIT_S, retries
     else:
         skipped = 1 if error_class in _MENDED_BY_PEOPLE and retries == 0 and len(retrying.schedule_s) > 1 else 0

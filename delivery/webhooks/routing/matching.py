@@ -70,7 +70,8 @@ class _SharedFilter:
 class _Rule(NamedTuple):
     subscription: Subscription
     filter: _SharedFilter | None
-    has_exclusions: bool
+    excluded: frozenset[scope_index.ScopeKey]
+    """The excluded tenants and sub-tenants. A set, because each event of the scope is looked up in it."""
 
 
 class _PatternIndex:
@@ -162,7 +163,7 @@ class Router:
             Match(rule.subscription, self.endpoints[rule.subscription.endpoint_id])
             for index in self._indexes_for(event.event_type)
             for rule in index.matching(event)
-            if not (rule.has_exclusions and is_excluded(event, rule.subscription))
+            if not (rule.excluded and is_excluded(event, rule.excluded))
         ]
 
     def apply(self, changes: SnapshotChanges) -> None:
@@ -247,14 +248,14 @@ def filter_document(event: Event) -> Mapping[str, Any]:
 def _rules(subscriptions: Iterable[Subscription]) -> Iterator[_Rule]:
     shared: dict[str, _SharedFilter] = {}
     for subscription in subscriptions:
-        has_exclusions = bool(subscription.scope.without_tenants or subscription.scope.without_sub_tenants)
+        excluded = exclusions(subscription.scope)
         # A quarantined filter cannot be evaluated. So all events of its scope are due, and are recorded as skipped.
         pattern = None if subscription.fault else subscription.filter_pattern
         if pattern is None:
-            yield _Rule(subscription, None, has_exclusions)
+            yield _Rule(subscription, None, excluded)
         else:
             text = json.dumps(pattern, sort_keys=True)
-            yield _Rule(subscription, shared.setdefault(text, _SharedFilter(pattern)), has_exclusions)
+            yield _Rule(subscription, shared.setdefault(text, _SharedFilter(pattern)), excluded)
 
 
 def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:
@@ -262,8 +263,9 @@ def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:
         yield None
         return
     yield from scope.tenants
+    included = set(scope.tenants)
     # A sub-tenant of an included tenant is found by the tenant.
-    yield from (key for key in scope.sub_tenants if key[0] not in scope.tenants)
+    yield from (key for key in scope.sub_tenants if key[0] not in included)
 
 
 def takes_type(pattern: str, event_type: str) -> bool:
@@ -271,11 +273,15 @@ def takes_type(pattern: str, event_type: str) -> bool:
     return event_type.startswith(pattern[:-1]) if pattern.endswith("*") else event_type == pattern
 
 
-def is_excluded(event: Event, subscription: Subscription) -> bool:
-    """Return True if the subscription excludes the event's tenant or sub-tenant."""
-    scope = subscription.scope
-    return event.tenant_id in scope.without_tenants or (
-        event.sub_tenant_id is not None and (event.tenant_id, event.sub_tenant_id) in scope.without_sub_tenants
+def exclusions(scope: Scope) -> frozenset[scope_index.ScopeKey]:
+    """Return the tenants and sub-tenants that the scope excludes."""
+    return frozenset((*scope.without_tenants, *scope.without_sub_tenants))
+
+
+def is_excluded(event: Event, excluded: frozenset[scope_index.ScopeKey]) -> bool:
+    """Return True if `excluded` has the event's tenant or sub-tenant."""
+    return event.tenant_id in excluded or (
+        event.sub_tenant_id is not None and (event.tenant_id, event.sub_tenant_id) in excluded
     )
 
 

@@ -20,6 +20,7 @@ from delivery.stages.lanes import supervisor
 def test_the_batch_lane_alone_warns_of_batch_records_that_it_passes_over(monkeypatch, caplog, names, treatment, is_warned):
     monkeypatch.setattr(supervisor.paused_topics, "restore", lambda *_: None)
     monkeypatch.setattr(supervisor.left_out_topics, "align", lambda *_: None)
+    monkeypatch.setattr(supervisor.offset_log, "committed", lambda *_: {})
     for module, lane in (
         (supervisor.direct_query, "DirectQuery"),
         (supervisor.batch_query, "BatchQuery"),

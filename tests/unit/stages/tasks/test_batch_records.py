@@ -69,7 +69,7 @@ def source():
 def lane(tmp_path):
     """Run a task of a lane; return the counts of what it observed, and the rows that it wrote."""
 
-    def run(kafka, *, batch_lane=False, rejects=True, config=CONFIG):
+    def run(kafka, *, batch_lane=False, direct_from=None, config=CONFIG):
         counted, folder = [], sinks.Folder(tmp_path)
         tools = task_context.Tools(
             plan=plan_builder.plan_of(config),
@@ -79,7 +79,7 @@ def lane(tmp_path):
         )
         if batch_lane:
             partition = collect_segments.RoutePartition(
-                tools=tools, source=source(), shard_keys=(1, 2), immediate_flush_s=1.0, rejects=rejects
+                tools=tools, source=source(), shard_keys=(1, 2), immediate_flush_s=1.0, direct_from=direct_from
             )
         else:
             partition = deliver_events.DeliverPartition(tools=tools, source=source())
@@ -109,12 +109,12 @@ def test_the_direct_lane_writes_each_event_with_the_key_of_its_batch(lane):
     assert receipts(rows) == [(3, 1, 0)]  # the batch counts as an event that nobody has subscribed to
 
 
-@pytest.mark.parametrize("rejects", [True, False])
-def test_the_batch_lane_neither_writes_nor_rejects_a_batch_record(lane, rejects):
+@pytest.mark.parametrize("direct_from", [None, {}])
+def test_the_batch_lane_neither_writes_nor_rejects_a_batch_record(lane, direct_from):
     """Where it runs in an application of its own, the direct lane of another one takes the record apart."""
-    counted, rows = lane(kafka := Kafka(), batch_lane=True, rejects=rejects)
+    counted, rows = lane(kafka := Kafka(), batch_lane=True, direct_from=direct_from)
     assert (kafka.calls, counted.taken_apart) == ([], 0)
-    assert rejected(rows) == ([(1, "empty")] if rejects else [])
+    assert rejected(rows) == ([(1, "empty")] if direct_from is None else [])
     assert receipts(rows) == [(3, 1, 0)]
 
 
@@ -150,7 +150,7 @@ def test_a_batch_record_that_kafka_refuses_for_good_is_rejected(lane):
 def test_the_account_holds_with_batch_records(lane, answers):
     """Both lanes read the batch; the direct lane takes it apart, or rejects it because Kafka refuses its events."""
     lane(Kafka(answers))
-    _, rows = lane(Kafka(), batch_lane=True, rejects=False)  # with the rows of the direct lane's task
+    _, rows = lane(Kafka(), batch_lane=True, direct_from={})  # with the rows of the direct lane's task
     topics = WrittenTopics(records=3, no_event={0, 1})
     named = {CONFIG.delivery.attempts_topic: TOPICS.attempts, CONFIG.delivery.rejected_topic: TOPICS.rejected}
     topics.write_rows(row._replace(topic=named[row.topic]) for row in rows if row.topic in named)

@@ -16,9 +16,21 @@ CONFIG = settings.Settings()
 RECORDS = {"not JSON": b"{", "of nobody": b'{"tenant_id": "t9"}'}
 
 
-@pytest.mark.parametrize(("rejects", "expected"), [(True, ["not_json", "unknown_tenant"]), (False, ["unknown_tenant"])])
-def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(rejects, expected, tmp_path):
-    """The lanes follow the registry each for itself: what one does not know the other may deliver."""
+@pytest.mark.parametrize(
+    ("direct_from", "expected"),
+    [
+        pytest.param(None, ["not_json", "unknown_tenant"], id="no direct lane"),
+        pytest.param({}, ["unknown_tenant"], id="direct lane from the beginning"),
+        pytest.param({"events.order": {"0": 0}}, ["unknown_tenant"], id="direct lane from this record"),
+        pytest.param({"events.order": {"1": 9}, "events.paid": {"0": 9}}, ["unknown_tenant"], id="of other partitions"),
+        pytest.param({"events.order": {"0": 1}}, ["not_json", "unknown_tenant"], id="direct lane read it before"),
+    ],
+)
+def test_each_rejection_is_reported_by_a_lane_of_this_job(direct_from, expected, tmp_path):
+    """Where the direct lane reads a record too, this lane reports only what its own registry rejects.
+
+    What the direct lane read before this job started it may have accepted, by other settings.
+    """
     seen, folder = [], sinks.Folder(tmp_path)
 
     def observe(results):
@@ -31,7 +43,7 @@ def test_beside_the_direct_lane_it_tells_only_of_what_its_own_registry_rejects(r
         ),
         shard_keys=(1, 2),
         immediate_flush_s=1.0,
-        rejects=rejects,
+        direct_from=direct_from,
     )
     count = len(RECORDS)
     columns = [["events.order"] * count, [0] * count, list(range(count)), [0] * count, list(RECORDS.values()), [None] * count]

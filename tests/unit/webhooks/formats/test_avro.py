@@ -64,6 +64,22 @@ def test_a_large_number_keeps_its_digits():
     assert decoded("long", framing.avro("long", 2**63 - 1)) == b"9223372036854775807"
 
 
+@pytest.mark.parametrize("is_recursive", [False, True])
+@pytest.mark.parametrize(("unscaled", "shown"), [(1234567, "12345.67"), (-1234567, "-12345.67"), (5, "0.05"), (0, "0.00")])
+def test_a_decimal_keeps_the_digits_above_its_precision(unscaled, shown, is_recursive):
+    amount = {"name": "amount", "type": logical("bytes", "decimal", precision=4, scale=2)}
+    more = [{"name": "next", "type": ["null", "Priced"]}] if is_recursive else []
+    body = framing.avro("bytes", unscaled.to_bytes(3, "big", signed=True)) + b"\0" * len(more)
+    assert orjson.loads(decoded({"type": "record", "name": "Priced", "fields": [amount, *more]}, body))["amount"] == shown
+
+
+def test_a_decimal_with_more_than_1000_digits_is_rejected():
+    schema = logical("bytes", "decimal", precision=9)
+    assert len(orjson.loads(decoded(schema, framing.avro("bytes", b"\x7f" * avro.MAX_DECIMAL_BYTES)))) == 1000
+    with pytest.raises(errors.EventRejected, match="more than 1,000 digits"):
+        decoded(schema, framing.avro("bytes", b"\x7f" * (avro.MAX_DECIMAL_BYTES + 1)))
+
+
 def test_each_event_is_decoded_by_its_own_writers_schema():
     old = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "string"}]}
     new = {**old, "fields": [{"name": "paid", "type": "boolean", "default": False}, *old["fields"]]}

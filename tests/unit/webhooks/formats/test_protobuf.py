@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from google.protobuf import timestamp_pb2
+from google.protobuf import struct_pb2, timestamp_pb2
 
 from delivery import errors
 from delivery.webhooks.formats import schemas, wire_format
@@ -32,6 +32,10 @@ FIRST = b"\0"
 """Message indexes of the first message."""
 
 
+def varint(number):
+    return bytes([number]) if number < 0x80 else bytes([number & 0x7F | 0x80]) + varint(number >> 7)
+
+
 def decoded(body, schema=SCHEMA):
     return orjson.loads(schemas.compiled(1, schema)(body))
 
@@ -52,6 +56,16 @@ def test_each_type_has_its_json():
         "price": {"amount": "7.5"},
         "weight": 0.0,
     }
+
+
+def test_each_process_makes_the_same_json():
+    """Protobuf yields a map's entries in an order that differs from process to process, and `webhook-id` may depend on it."""
+    written = struct_pb2.Struct()
+    written.update(dict.fromkeys("zyxwvutsabcdefgh", True))
+    file = framing.proto("any.proto", "google/protobuf/struct.proto", Any={"it": (1, MESSAGE, ".google.protobuf.Struct")})
+    body = b"\x0a" + varint(len(content := written.SerializeToString())) + content
+    text = schemas.compiled(1, framing.protobuf_schema(file))(FIRST + body)
+    assert text == orjson.dumps({"it": dict.fromkeys("abcdefghstuvwxyz", True)})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import types
 
 import pytest
+from confluent_kafka.schema_registry import error
 
 from delivery import errors
 from delivery.webhooks.events import parsing
@@ -53,6 +54,33 @@ def reader(monkeypatch):
         return registry_client.RegistryClient(registry_client.Access(url="http://registry.example.com", wait_s=0.0))
 
     return made
+
+
+class Refusing(Client):
+    """Confluent's client, with a login that gets this status for schema 1, because it belongs to others."""
+
+    def __init__(self, status):
+        super().__init__([])
+        self._status = status
+
+    def get_schema(self, number):
+        if number == 1:
+            raise error.SchemaRegistryError(self._status, self._status * 100, "refused")
+        return super().get_schema(number)
+
+
+def test_a_login_limited_to_other_schemas_shows_that_the_registry_answers(reader):
+    limited = reader(Refusing(403))
+    limited.require_answer()
+    assert limited.schema(57) is not None
+    with pytest.raises(errors.SchemaRegistryUnavailable, match="status 403"):
+        limited.schema(1)  # a record with this schema waits, until the operator grants the right
+
+
+@pytest.mark.parametrize("status", [401, 429, 500])
+def test_any_other_refusal_is_an_outage(reader, status):
+    with pytest.raises(errors.SchemaRegistryUnavailable, match=f"status {status}"):
+        reader(Refusing(status)).require_answer()
 
 
 def test_each_schema_comes_once_after_those_that_it_needs(reader):

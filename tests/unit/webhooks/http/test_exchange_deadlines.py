@@ -77,6 +77,21 @@ def test_after_a_stall_responses_are_read_before_expiry():
     assert late is not None
 
 
+@pytest.mark.parametrize(("timeout_s", "pressure"), [(15.0, 0.5), (15.0, 0.75), (60.0, 0.65)])
+def test_an_endpoint_that_had_enough_time_times_out_also_on_a_busy_machine(timeout_s, pressure):
+    exchange = expired(Delay(pressure), timeout_s=timeout_s, for_s=timeout_s + 20)
+
+    assert isinstance(exchange.failure, errors.AttemptTimedOut)
+    assert exchange.expired_at == pytest.approx(timeout_s + MAX_EXTENSION_S, abs=2 * CHECK_EVERY_S)
+
+
+@pytest.mark.parametrize(("timeout_s", "pressure"), [(2.0, 0.85), (15.0, 0.85), (60.0, 0.85)])
+def test_an_endpoint_that_had_too_little_time_is_not_to_blame(timeout_s, pressure):
+    exchange = expired(Delay(pressure), timeout_s=timeout_s, for_s=timeout_s + 20)
+
+    assert isinstance(exchange.failure, errors.LocalFailure)
+
+
 def test_a_long_lack_of_cpu_is_our_own_failure():
     exchange = expired(Delay(1.0))
 

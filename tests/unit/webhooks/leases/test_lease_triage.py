@@ -179,6 +179,16 @@ def test_an_attempt_settles_its_entry(error_class, entry, settled):
     assert lease_triage.settle(waiting(**entry), ENDPOINT, attempt, now_ms=NOW_MS, rng=fakes.Middle()) == settled
 
 
+def test_each_further_fault_of_ours_in_a_row_makes_the_wait_longer():
+    """Without that, an endpoint whose attempts all end by our own fault would get one each five seconds."""
+    local, other = (Attempt(1, NOW_MS, 5.0, None, error_class) for error_class in (errors.LocalFailure.error_class, "dns"))
+    waits = []
+    for history in [(), (local,), (local, other), (other, local, local)]:
+        settled = lease_triage.settle(waiting(history=history), ENDPOINT, local, now_ms=NOW_MS, rng=fakes.Middle())
+        waits.append(settled.next_attempt.at_ms - NOW_MS)
+    assert waits == [5000, 10_000, 5000, 15_000]
+
+
 def test_a_response_may_ask_for_a_longer_wait():
     attempt = Attempt(1, NOW_MS, 5.0, 503, "unavailable", retry_after_s=50.0)
     settled = lease_triage.settle(waiting(), ENDPOINT, attempt, now_ms=NOW_MS, rng=fakes.Middle())

@@ -178,6 +178,10 @@ def test_each_class_of_failure_has_its_wait_of_the_schedule(error_class, used, w
     assert next_attempt(error_class, used) == (None if wait_s is None else (wait_s * 1000, used_after))
 
 
+def test_the_wait_after_faults_of_ours_grows_with_their_number():
+    assert [next_attempt("local", 2, local_failures=count) for count in (1, 2, 10)] == [(5000, 2), (10_000, 2), (50_000, 2)]
+
+
 @pytest.mark.parametrize("error_class", ["server_error", "refused", "local", "gone"])
 def test_without_a_schedule_a_failure_is_given_up(error_class):
     assert next_attempt(error_class, by=Retrying(schedule_s=())) is None
