@@ -37,11 +37,12 @@ test: before-servers
 
 # What needs no server, beside the jars for what does: those mostly wait for the network.
 before-servers: setup
-	@$(MAKE) --no-print-directory -j 5 lint quick prepare test-openapi test-chart
+	@$(MAKE) --no-print-directory -j 4 lint quick prepare test-chart
 
-# The plugin measures sets with slow tests, and judges the others.
-test-all: before-servers
-	$(PYTEST) -p tests.budget $(SERVERS) $(ARGS)
+# The plugin measures sets with slow tests, and judges the others. More requests to the API and more histories are tried than by
+# `make test`.
+test-all: before-servers test-openapi
+	EXAMPLES=24 HISTORIES=5 $(PYTEST) -p tests.budget $(SERVERS) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -19,11 +19,13 @@ from xdist.scheduler import loadscope
 from fanout.jvm import jars as local_jars
 from fanout.local import kafka_server as local_kafka
 from fanout.local import postgres_server as local_postgres
-from tests.support import databases
+from tests.support import databases, shared_broker
 
 IN_MEMORY = pytest.StashKey[Path]()
 """The folder of this run in MEMORY."""
 HAS_PASSED = pytest.StashKey[bool]()
+SERVERS = pytest.StashKey[contextlib.ExitStack]()
+"""Servers that end with this process of pytest."""
 
 ONE_JOB = (
     "tests/e2e/test_endings.py",
@@ -44,6 +46,7 @@ def pytest_configure(config):
 
     The files of a run that failed stay until the next run.
     """
+    config.stash[SERVERS] = contextlib.ExitStack()
     if "TMPDIR" in os.environ or config.option.basetemp or not _has_room_in_memory():
         return
     for earlier in MEMORY.glob("fanout-tests-*"):
@@ -62,6 +65,8 @@ def pytest_unconfigure(config):
 
 
 def pytest_sessionfinish(session, exitstatus):
+    # Not by a fixture: the wait for other workers would count for the timeout of the last test.
+    session.config.stash[SERVERS].close()
     session.config.stash[HAS_PASSED] = exitstatus == pytest.ExitCode.OK
 
 
@@ -135,11 +140,11 @@ def jars():
 
 
 @pytest.fixture(scope="session")
-def kafka(jars, tmp_path_factory):
-    broker = local_kafka.EmbeddedKafka(tmp_path_factory.mktemp("kafka"), libraries=jars)
-    broker.start()
-    yield broker
-    broker.kill()  # a graceful stop takes seconds, for data that nobody reads again
+def kafka(jars, tmp_path_factory, request):
+    """A broker that all workers of this run share. Each test names its topics by itself."""
+    folder = tmp_path_factory.getbasetemp()
+    sharing = shared_broker.running(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder, jars)
+    return request.config.stash[SERVERS].enter_context(sharing)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ def log(platform):
     return [entry for row in rows for entry in row.get("entries", ())]
 
 
+@pytest.mark.slow
 def test_what_waits_survives_a_kill_and_leaves_once(platform):
     platform.register([{}], **in_batches(max_events=5, max_wait_s=600))
     ids = platform.publish(3)

@@ -3,6 +3,7 @@
 Every run of the tests uses other seeds. A failure says how to replay it: `python -m tests.simulation --seed N --deaths D`.
 """
 
+import os
 import random
 import secrets
 
@@ -11,7 +12,8 @@ import pytest
 from tests.simulation import history, shards, virtual
 from tests.simulation.world import Mood
 
-SEEDS = 3
+SEEDS = int(os.environ.get("HISTORIES", "2"))
+"""Histories for each rate of deaths. `make test-all` tries more."""
 DRAWN = secrets.randbelow(1_000_000)
 
 

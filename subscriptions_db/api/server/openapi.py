@@ -5,6 +5,7 @@ Runs in the API and in `fanout` commands. Pure.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from importlib import metadata
@@ -95,7 +96,7 @@ def document(routes: Iterable[Route], public_url: str = "") -> dict[str, Any]:
     models += [
         (route.answer, "serialization") for route in routes if route.answer and issubclass(route.answer, pydantic.BaseModel)
     ]
-    refs, definitions = models_json_schema(list(dict.fromkeys(models)), ref_template=REF)
+    refs, definitions = _schemas(tuple(dict.fromkeys(models)))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, refs)
@@ -122,6 +123,12 @@ def document(routes: Iterable[Route], public_url: str = "") -> dict[str, Any]:
             },
         },
     }
+
+
+@functools.cache  # takes 0.1 s of CPU
+def _schemas(models: tuple[tuple[type[pydantic.BaseModel], Any], ...]) -> Any:
+    """Return the references to the JSON Schemas of `models`, and the JSON Schemas. Nobody may change them."""
+    return models_json_schema(models, ref_template=REF)
 
 
 def _operation(route: Route, refs: Any) -> dict[str, Any]:
