@@ -7,14 +7,13 @@ query starts. The newest registry comes with each micro-batch (delivery.stages.r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from delivery.stages.checkpoint.offset_log import Positions
 from delivery.stages.tasks import arrow, deliver_events, task_context
 from delivery.webhooks.routing import intake, registries
 from delivery.webhooks.state import chunking
@@ -41,7 +40,7 @@ def route(
     *,
     shard_keys: tuple[int, ...],
     immediate_flush_s: float,
-    direct_from: Positions | None,
+    direct_from: Mapping[str, Mapping[str, int]] | None,
 ) -> DataFrame:
     """Return rows of SCHEMA for the shards: segments with the events in `records` that go to endpoints in batch mode.
 
@@ -67,11 +66,12 @@ class RoutePartition:
     shard_keys: tuple[int, ...]
     """The key of each shard in Spark's state (delivery.stages.checkpoint.shards)."""
     immediate_flush_s: float
-    direct_from: Positions | None
-    """Positions from which the direct lane of the same job reports rejected records; a partition without a position: its first
-    record. From there on, this lane reports only those with a reason in `intake.LANE_SPECIFIC`. The direct lane read earlier
-    records before this job started, with other settings perhaps, and may have accepted them. So this lane reports all that it
-    rejects of them. None: the job runs no direct lane, and this lane reports all."""
+    direct_from: Mapping[str, Mapping[str, int]] | None
+    """Offset from which the direct lane of the same job reports rejected records, by topic and partition (a decimal text). A
+    partition that is missing: from its first record. From there on, this lane reports only those with a reason in
+    `intake.LANE_SPECIFIC`. The direct lane read earlier records before this job started, with other settings perhaps, and may
+    have accepted them. So this lane reports all that it rejects of them. None: the job runs no direct lane, and this lane
+    reports all."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, shards = self.tools.begin(), len(self.shard_keys)
