@@ -55,5 +55,6 @@ def run(
             realtime = job_lanes.build_realtime(config, spark, registry, shared, stop=stop, names=named, once=once)
             supervisor.run(built | realtime, watches, stop, once=once)
             ending = supervisor.ending(stop, once=once)
-            supervisor.drain_workers(config, spark, built)
+            in_batches = next((lane.micro_batch_session for lane in realtime.values()), None)
+            supervisor.drain_workers(config, spark if built else None, in_batches)
     log.info("stopped gracefully: %s", ending)

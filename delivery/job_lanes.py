@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from delivery import errors
 from delivery.config import settings
-from delivery.stages.lanes import lane_context, supervisor
+from delivery.stages.lanes import lane_context
 from delivery.stages.realtime import realtime_query, topic_moves
 from delivery.stages.registry import job_registry
 
@@ -60,14 +60,14 @@ def build_realtime(
     stop: threading.Event,
     names: Collection[str],
     once: bool,
-) -> dict[str, supervisor.RunnableLane]:
+) -> dict[str, realtime_query.RealtimeLane]:
     """Return the real-time lane by its name; empty if it is not in `names`, the lanes of the job, or without a pattern.
 
     After all checks, move topics between the lanes if `source.realtime_pattern` has changed. Raise SettingsError if the lane
     cannot run with these settings, or without `once` if Spark has too few slots. Raise the errors of
     delivery.stages.realtime.topic_moves. A refused start has moved nothing.
     """
-    lanes: dict[str, supervisor.RunnableLane] = {}
+    lanes: dict[str, realtime_query.RealtimeLane] = {}
     if config.source.realtime_pattern and realtime_query.NAME in names:
         lane = _lane(config, spark, registry, context, stop, shares=len(names) > 1)
         if not once:  # with `once`, micro-batches need no slot for each partition

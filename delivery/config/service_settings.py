@@ -51,7 +51,8 @@ class ApiSettings(Area):
     """The HTTP API (`fanout serve`), served as plain HTTP: terminate TLS in a proxy in front of it."""
 
     host: str = "127.0.0.1"
-    """Address to serve on; `0.0.0.0` in a container."""
+    """Address to serve on. In a container `0.0.0.0`, or `::` for IPv6, and for IPv4 too where the system lets one socket take
+    both."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8800
     """Port to serve on; 0 takes any free port."""
     public_url: Annotated[str, _BASE_URL] = ""

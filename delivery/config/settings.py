@@ -22,6 +22,9 @@ _DNS_NAME = Matching(
     r"([A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?)?",
     "must be a DNS name such as fanout.example.com, without a scheme and a path",
 )
+_CHECKPOINT = Matching(
+    r"\s*\S[\s\S]*", "is empty: name a folder such as .fanout/checkpoint, or a URL such as s3a://bucket/fanout"
+)
 _LEASE_NAME = Matching(
     r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?", "must be the name of a Lease: lower-case letters, digits, `-` and `.`"
 )
@@ -34,8 +37,9 @@ class DatabaseSettings(Area):
     """libpq connection URL. TLS and all other libpq options go into its query."""
     connect_timeout_s: Seconds = 5
     """Longest time for opening one connection. libpq takes whole seconds: a fraction is cut off, and below 2 counts as 2."""
-    statement_timeout_s: Seconds = 30
-    """Longest time of one statement, before Postgres cancels it. `fanout apply` and `fanout db migrate` have no limit."""
+    statement_timeout_s: Annotated[float, Field(ge=0.001, le=2_147_483)] = 30
+    """Longest time of one statement before Postgres cancels it: 1 ms to 24 days. `fanout apply` and `fanout db migrate` have no
+    limit."""
 
 
 class KeysSettings(Area):
@@ -302,7 +306,7 @@ class SparkSettings(Area):
     responses takes a slot and no CPU. So N is the number of lanes times `parallelism`: with fewer, lanes wait for others."""
     app_name: str = "fanout"
     """The application's name."""
-    checkpoint: str = ".fanout/checkpoint"
+    checkpoint: Annotated[str, _CHECKPOINT] = ".fanout/checkpoint"
     """Folder or URL with each lane's progress and state. If its content is lost, the lanes begin without state, at
     `source.starting_offsets`. The retry lane begins at the first record of its topic."""
     checkpoint_lease: Annotated[str, _LEASE_NAME] = ""
@@ -343,7 +347,8 @@ class MetricsSettings(Area):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of `/metrics`, `/healthz` and `/readyz`; 0 serves none."""
     host: str = "127.0.0.1"
-    """Address to serve on; `0.0.0.0` in a container."""
+    """Address to serve on. In a container `0.0.0.0`, or `::` for IPv6, and for IPv4 too where the system lets one socket take
+    both."""
     lag_interval_s: Seconds = 10
     """Time between two requests to Kafka for the lag; with scaling, `scaling.interval_s` holds instead."""
     stalled_after_s: Seconds = 300

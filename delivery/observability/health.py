@@ -121,7 +121,9 @@ class Backlog:
     handled_at_s: float = 0.0
     """When the committed positions last changed, by records or wake-ups; monotonic seconds."""
     partitions: int = 0
-    """Number of Kafka partitions that the lane reads; 0: unknown."""
+    """Number of Kafka partitions that the lane reads; 0: unknown, or none."""
+    has_no_topics: bool = False
+    """True if the lane is known to have no topic of events. False: it has one, or that is unknown."""
 
 
 class Watch:
@@ -144,6 +146,8 @@ class Watch:
         self._waits_for: str | None = None
         self.paused_topics: Positions = {}
         """Positions of the topics that the lane leaves out while it waits for their schemas."""
+        self.has_no_topics = False
+        """True if the lane runs and Kafka has no topic for it. False also until that is known."""
         self.backlog = Backlog()
 
     def enter(self, phase: QueryPhase) -> None:

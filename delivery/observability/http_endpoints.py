@@ -6,9 +6,11 @@ request does not stop the process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import logging
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -54,6 +56,17 @@ def _is_ready(watch: health.Watch) -> bool:
 class _Server(http.server.ThreadingHTTPServer):
     config: settings.MetricsSettings
     watches: Mapping[str, health.Watch]
+
+    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            with contextlib.suppress(OSError):  # `::` then takes IPv6 only
+                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     def handle_error(self, *_: Any) -> None:
         # Called in the exception handler.

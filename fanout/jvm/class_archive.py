@@ -83,19 +83,27 @@ def ensure(program: Program, folder: Path = LIBRARY) -> Path | None:
     """Return the program's archive, and build it first if it is missing.
 
     Before the build, delete the program's archives for other jars or another Java. None: no jar of the program is here, as with
-    the broker in the image. This function downloads no jars. Raise LocalStackError if the archive cannot be built, or if there
-    is no supported Java.
+    the broker in the image. An archive that is there needs no right to write the folder. This function downloads no jars. Raise
+    LocalStackError if the archive cannot be built or written, or if there is no supported Java.
     """
     if not program.jars(folder):
         return None
     archive = _archive(program, folder)
-    with (folder / "classes.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.is_file():  # else another process has built it meanwhile
-            commands.say(f"archiving Java classes for a faster start: {program.title} (up to a minute, once) …")
-            for outdated in folder.glob(f"{program.name}-*.jsa"):
-                outdated.unlink()
-            _make(program, archive)
+    if archive.is_file():
+        return archive
+    try:
+        with (folder / "classes.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not archive.is_file():  # else another process has built it meanwhile
+                commands.say(f"archiving Java classes for a faster start: {program.title} (up to a minute, once) …")
+                for outdated in folder.glob(f"{program.name}-*.jsa"):
+                    outdated.unlink()
+                _make(program, archive)
+    except OSError as exc:
+        raise errors.LocalStackError(
+            f"{program.title} has no archive of its classes: {exc.filename or folder} cannot be written ({exc.strerror}). Run "
+            "`fanout prepare` with the right to write this folder, and with room on its disk"
+        ) from exc
     return archive
 
 

@@ -47,7 +47,8 @@ advertised.listeners={protocol}://{host}:{port}
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name={protocol}
-log.dirs={data}
+# Below the broker's working folder. Kafka reads this file as ISO-8859-1, and a list of folders by its commas.
+log.dirs=data
 num.partitions=4
 # As in production: topics are created explicitly.
 auto.create.topics.enable=false
@@ -114,7 +115,7 @@ class EmbeddedKafka:
         host: str = "127.0.0.1",
         archive_to: Path | None = None,
     ) -> None:
-        self._root = root
+        self._root = root.absolute()
         self._libraries = libraries
         self._sasl_users = sasl_users or {}
         self._is_guarded = is_guarded
@@ -183,7 +184,8 @@ class EmbeddedKafka:
         log = (self._root / "broker.log").open("ab")
         with log:
             return subprocess.Popen(
-                [str(java.find()), *JVM, "-cp", classpath, *arguments],
+                [str(java.find().absolute()), *JVM, "-cp", classpath, *arguments],
+                cwd=self._root,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -202,7 +204,6 @@ class EmbeddedKafka:
             voters=",".join(f"{number}@127.0.0.1:{port}" for number, port in enumerate(controllers, start=1)),
             replicas=len(controllers),
             in_sync=max(1, len(controllers) - 1),
-            data=self._root / "data",
         )
         if self._sasl_users:
             users = " ".join(f'user_{name}="{password}"' for name, password in self._sasl_users.items())
@@ -234,7 +235,7 @@ class EmbeddedKafka:
     def _failure(self) -> errors.LocalStackError:
         return errors.LocalStackError(
             "the Kafka broker did not start, and the local stack is stopped. The reason is at the end of "
-            f"{(self._root / 'broker.log').absolute()}"
+            f"{self._root / 'broker.log'}"
         )
 
 

@@ -31,13 +31,14 @@ PIPE_COLUMNS = 100_000
 
 
 class Console(rich.console.Console):
-    """Rich's console, for foreign text. Control characters become visible escapes, and square brackets stay as they are.
+    """Rich's console, for foreign text. Control characters become visible escapes, and all other characters stay as they are.
 
-    With markup, Rich would leave out `[kafka]`, and fail at `[/order]`.
+    With markup, Rich would leave out `[kafka]`, and fail at `[/order]`. With emoji codes, it would print a picture for `:bank:`
+    of the id `acme:bank:eu`.
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False} | options)
+        super().__init__(**{"markup": False, "emoji": False} | options)
 
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None

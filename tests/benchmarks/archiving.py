@@ -64,7 +64,9 @@ def messages(lane: settings.DeliverySettings) -> list[Message]:
         row
         for number in range(DISTINCT)
         for row in topic_rows.rows(
-            archive.results([outcome(number * IN_A_RECORD + n, f"ep{number % ENDPOINTS}") for n in range(IN_A_RECORD)]), topics
+            archive.results([outcome(number * IN_A_RECORD + n, f"ep{number % ENDPOINTS}") for n in range(IN_A_RECORD)]),
+            topics,
+            now_ms=0,
         )
     ]
     return [Message(row.topic, offset, row.value or b"") for offset, row in enumerate(written)]

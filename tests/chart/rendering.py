@@ -86,6 +86,12 @@ APART = {
         "slow": ONE | {"lanes": ["batch", "retry"], "checkpoint": {"size": "1Gi", "existingClaim": "kept"}},
     },
 }
+REALTIME_APART = {
+    "secrets": SECRETS,
+    "config": {"source": {"realtime_pattern": r"events\.fast\..+"}},
+    "drivers": {"all": {"lanes": ["direct"]}},
+}
+"""Lane realtime must run too: in another release."""
 EACH = {"cores": 2, "requestCores": "1500m", "heap": "1g", "besidesHeap": "2g"}
 EXECUTORS = {
     "secrets": SECRETS,

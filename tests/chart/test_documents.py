@@ -109,7 +109,8 @@ def notes(values):
             ["helm test here", "port-forward service/here-fanout-serve", "FOR TRIALS", CREATE_A_KEY],
             ["guard is closed"],
         ),
-        (rendering.APART, ["deployment/here-fanout-fast", "deployment/here-fanout-slow"], ["here-fanout-all"]),
+        (rendering.APART, ["deployment/here-fanout-fast", "deployment/here-fanout-slow"], ["here-fanout-all", "LANE realtime"]),
+        (rendering.REALTIME_APART, ["NO DRIVER OF THIS RELEASE HAS LANE realtime"], []),
     ],
 )
 def test_the_notes_have_the_next_command_for_what_was_chosen(values, said, unsaid):

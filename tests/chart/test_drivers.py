@@ -101,6 +101,15 @@ def test_new_settings_or_a_new_secrets_revision_restart_pods():
     assert annotations(rendering.MINIMAL | {"secretsRevision": "2"}) == before | {"fanout/secrets-revision": "2"}
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_pods_serve_at_the_address_that_is_chosen(address):
+    """Regression: the chart took no address of IPv6, so no probe reached a pod of a cluster with IPv6 only."""
+    documents = rendering.rendered(rendering.EXECUTORS | {"listenAddress": address})
+    for name in ("here-fanout", "here-fanout-all"):
+        taken = settings.Settings.model_validate(tomllib.loads(rendering.settings_of(documents, name)))
+        assert (taken.metrics.host, taken.api.host) == (address, address)
+
+
 def test_the_settings_are_those_that_the_platform_takes():
     documents = rendering.rendered(rendering.EVERYTHING)
     taken = settings.Settings.model_validate(tomllib.loads(rendering.settings_of(documents)))

@@ -52,10 +52,18 @@ def test_the_wait_that_is_an_alert_is_set_by_a_value():
     [
         (rendering.APART, ["direct", "batch", "retry"]),
         (rendering.MINIMAL | {"drivers": {"all": {"lanes": ["retry", "direct"]}}}, ["retry", "direct"]),
+        (rendering.REALTIME_APART, ["direct", "realtime"]),
+        (rendering.REALTIME_APART | {"drivers": {"all": {"lanes": ["batch", "retry"]}}}, ["batch", "retry"]),
+        (rendering.REALTIME_APART | {"drivers": {"all": {"lanes": ["realtime", "direct"]}}}, ["realtime", "direct"]),
+        (rendering.MINIMAL | {"drivers": {"all": {"lanes": ["direct", "realtime"]}}}, ["direct"]),
     ],
 )
-def test_each_lane_of_a_driver_is_missed_when_it_is_absent(values, lanes):
-    """Regression: with two drivers, the alert FanoutAbsent did not fire while one of them lived."""
+def test_each_lane_that_must_run_is_missed_when_it_is_absent(values, lanes):
+    """Regression: with two drivers, the alert FanoutAbsent did not fire while one of them lived.
+
+    Regression: no alert fired for topics that lane direct leaves out and no lane realtime delivers. One fired for ever where
+    lane realtime is named and does not run, without its pattern.
+    """
     terms = alerts(values)["FanoutAbsent"]["expr"].split(" or ")
     assert terms == [f'absent(fanout_ready{{namespace="default",lane="{lane}"}})' for lane in lanes]
 

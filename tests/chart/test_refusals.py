@@ -47,6 +47,8 @@ def with_executors(**fields):
         ({"drivers": {"all": {"checkpoint": {"credentials": {"nmae": "store"}}}}}, "'nmae'"),
         ({"drivers": {"more": rendering.ONE | {"lanes": ["retry"]}}}, "lane retry is in drivers.all and in drivers.more"),
         ({"drivers": {"archive": rendering.ONE | {"lanes": ["realtime"]}}}, "'archive'"),
+        ({"drivers": {"all": {"lanes": ["realtime"]}}}, "config.source.realtime_pattern is required where a driver has lane"),
+        ({"listenAddress": "10.0.0.1"}, "/listenAddress"),
         ({"config": {"spark": {"checkpoint": "s3a://bucket/all"}}}, "'checkpoint'"),
         ({"config": {"metrics": {"port": 9200}}}, "'port'"),
         ({"config": {"kafka": {"librdkafka_options": {"sasl.password": "x"}}}}, "'sasl.password'"),

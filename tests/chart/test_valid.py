@@ -21,6 +21,14 @@ def test_what_it_makes_is_valid_for_kubernetes(values, version):
             kubernetes_validate.validate(document, version, strict=True)
 
 
+@pytest.mark.parametrize("values", rendering.VALUES)
+def test_a_release_with_a_number_as_its_name_is_valid(values):
+    """Regression: a label of the release's name was a number, which Kubernetes refuses."""
+    for document in rendering.rendered(values, release="123"):
+        if document["kind"] not in rendering.OF_OTHERS:
+            kubernetes_validate.validate(document, rendering.NEWEST, strict=True)
+
+
 def test_the_template_of_executors_is_valid_for_kubernetes():
     template = rendering.executor_template(rendering.EXECUTORS)
     named = template | {"metadata": template["metadata"] | {"name": "x"}}

@@ -1,6 +1,7 @@
 """The commands `fanout dead-letters` and `fanout reconcile` on a real Kafka: their input, their records, their output."""
 
 import contextlib
+import time
 import uuid
 
 import orjson
@@ -73,7 +74,7 @@ class Platform:
         self.publish(*(publishing.Message(topic=self.events, value=orjson.dumps(document)) for document in documents))
 
     def write(self, *outcomes, without=(), **results):
-        made = topic_rows.rows(Results(outcomes=list(outcomes), **results), self.topics)
+        made = topic_rows.rows(Results(outcomes=list(outcomes), **results), self.topics, now_ms=round(time.time() * 1000))
         self.publish(*(publishing.Message(topic=r.topic, key=r.key, value=r.value) for r in made if r.topic not in without))
 
     def outcome(self, offset, kind=OutcomeKind.DELIVERED, *, attempts=DELIVERED, endpoint="ep1", **fields):
@@ -199,7 +200,9 @@ def test_a_foreign_record_or_note_stops_no_redrive(platform, foreign):
 def test_a_foreign_dead_letter_without_base64_is_named_before_any_write(platform):
     """Regression: the redrive ended with a traceback in the middle of writing, and `show` with another."""
     written = [
-        row for row in topic_rows.rows(Results(outcomes=[platform.dead(1)]), platform.topics) if b"payload_base64" in row.value
+        row
+        for row in topic_rows.rows(Results(outcomes=[platform.dead(1)]), platform.topics, now_ms=round(time.time() * 1000))
+        if b"payload_base64" in row.value
     ]
     foreign = orjson.dumps(orjson.loads(written[0].value) | {"payload_base64": "no base64!"})
     platform.write(platform.dead(2))

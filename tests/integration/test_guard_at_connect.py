@@ -5,6 +5,8 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 
 import aiohttp
@@ -317,6 +319,26 @@ def test_the_receiver_sees_one_framing_header_one_host_and_the_whole_body(auth, 
     assert len(names) == len(set(names))
     assert b"\n" not in head.replace(b"\r\n", b"")
     assert body == BODY
+
+
+class NoAddressToConnectFrom(guard.Guard):
+    """A guard on a machine on which the system finds no local address or port for a connection."""
+
+    def socket_factory(self, addr_info):  # noqa: ARG002  # the guard's
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(("host", "failure"), [("[2606:4700::1111]", errors.ConnectFailed), ("127.0.0.1", errors.LocalFailure)])
+def test_an_ipv6_address_without_ipv6_is_no_fault_of_the_platform(host, failure, loop_factory):
+    """Regression: it counted as used-up ports, so no wait of the schedule was used up and no breaker opened."""
+
+    async def main():
+        async with network(NoAddressToConnectFrom(allow_http=True, allow_ports=())) as using:
+            await post(using, f"http://{host}:{REFUSING_PORT}/")
+
+    with pytest.raises(failure):
+        run(main, loop_factory)
 
 
 def test_the_socket_neither_blocks_nor_waits_to_fill_a_packet():

@@ -35,14 +35,20 @@ def processes_of(folder):
     }
 
 
+ANY_NAME = "Entwürfe, 東京"
+
+
 @pytest.fixture
-def own_kafka(own_kafka, tmp_path):
-    yield own_kafka
-    own_kafka.stop()
+def own_kafka(jars, tmp_path):
+    broker = local_kafka.EmbeddedKafka(tmp_path / ANY_NAME / "kafka", libraries=jars)
+    broker.start()
+    yield broker
+    broker.stop()
     assert processes_of(tmp_path) == {}
 
 
-def test_a_restarted_broker_has_the_records_that_it_had_confirmed(own_kafka):
+def test_a_restarted_broker_has_the_records_that_it_had_confirmed(own_kafka, tmp_path):
+    """In a folder of any name: once, such a broker wrote into a folder of a garbled name, and did not start again."""
     servers = own_kafka.bootstrap_servers
     topics.ensure(settings.KafkaSettings(bootstrap_servers=servers), ["kept"], 1)
     producer = Producer({"bootstrap.servers": servers})
@@ -59,6 +65,7 @@ def test_a_restarted_broker_has_the_records_that_it_had_confirmed(own_kafka):
         assert consumer.poll(60).value() == b"event"
     finally:
         consumer.close()
+    assert [path.name for path in tmp_path.iterdir()] == [ANY_NAME]
 
 
 def test_a_broker_maps_the_archive_of_the_classes_that_it_starts_with(kafka):

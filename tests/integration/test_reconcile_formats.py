@@ -66,7 +66,7 @@ def test_the_account_names_the_type_of_decoded_events(kafka):
         publisher = publishing.Publisher(config.kafka)
         with working(formats=plan.formats) as here:
             for results in here.deliver([records], source):
-                for row in topic_rows.rows(results, plan.topics):
+                for row in topic_rows.rows(results, plan.topics, now_ms=0):
                     publisher.publish(publishing.Message(topic=row.topic, key=row.key, value=row.value))
         publisher.flush()
         account = proving.reconcile(config, settle_s=0).account

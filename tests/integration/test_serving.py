@@ -72,6 +72,15 @@ def test_a_port_in_use_is_named_together_with_the_way_out(served):
         http_endpoints.serve(served.config, {"direct": served.watch})
 
 
+def test_one_port_is_served_by_ipv6_and_by_ipv4():
+    """Regression: `metrics.host = "::"` was refused, so probes could not reach the pods of a cluster with IPv6 only."""
+    config = settings.MetricsSettings(host="::", port=local_kafka.free_port())
+    http_endpoints.serve(config, {"direct": health.Watch(pause_reason=lambda: None, stop=threading.Event())})
+    for address in ("[::1]", "127.0.0.1"):
+        with urllib.request.urlopen(f"http://{address}:{config.port}/healthz", timeout=10) as answer:
+            assert answer.status == 200
+
+
 def test_a_client_that_says_nothing_or_goes_away_hurts_nobody(served):
     with contextlib.ExitStack() as clients:
         for _ in range(20):

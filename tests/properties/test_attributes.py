@@ -119,7 +119,9 @@ def test_attributes_pass_through_the_retry_lane_and_a_lease(found):
 @given(typed)
 def test_attributes_pass_through_a_dead_letter_and_a_redrive(found):
     given_up = Outcome(builders.delivery(event=structured(found)), OutcomeKind.DEAD_LETTERED, (), "expired")
-    [letter] = [row.value for row in topic_rows.rows(Results(outcomes=[given_up]), TOPICS) if row.topic == "dead"]
+    [letter] = [
+        row.value for row in topic_rows.rows(Results(outcomes=[given_up]), TOPICS, now_ms=NOW_MS) if row.topic == "dead"
+    ]
     assert orjson.loads(letter).get("attributes", {}) == found
     waits = redrive_plan.entry_of([dead_letter_records.decode(letter)], now_ms=NOW_MS)
     seen_by_receivers(segment.unpacked(waits.packed[0]).event(), found)

@@ -121,7 +121,7 @@ def test_each_record_is_rejected_or_has_outcomes(batch):
         assert found in {(1, False, 0), (0, True, 0), (0, False, 1)}
     assert sum(receipt.records for receipt in results.receipts) == len(batch)
     assert sum(receipt.rejected for receipt in results.receipts) == len(results.rejections)
-    written = list(topic_rows.rows(results, TOPICS))
+    written = list(topic_rows.rows(results, TOPICS, now_ms=0))
     assert max((len(row.key) + len(row.value) for row in written), default=0) < MAX_KAFKA_BYTES
     letters = [orjson.loads(row.value) for row in written if row.topic == "rejected"]
     for letter, rejection in zip(letters, results.rejections, strict=True):

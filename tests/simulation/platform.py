@@ -20,7 +20,7 @@ from delivery.registry_model import AttemptedEndpoint, Disable
 from delivery.stages.lanes import suppressed_endpoints
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
-from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, retry_lane
+from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.results import completed_work, topic_rows
 from delivery.webhooks.results.task_results import Results
@@ -152,7 +152,7 @@ class Platform:
             leases = [lease for decision in decided for lease in decision.leases]
             before = frozenset[completed_work.Key]()
             process.begin_task()
-            while not await self._lives(self._retried(process.retries, leases, before), is_fast=False):
+            while not await self._lives(self._retried(process, leases, before), is_fast=False):
                 await process.retries.close()
                 process = worker.Worker(self._world, self._rng, self._append)
                 # The same records at the same time: the same leases leave again.
@@ -280,10 +280,11 @@ class Platform:
         return found.completed
 
     async def _retried(
-        self, retries: retry_lane.RetryLane, leases: list[bytes], before: completed_work.CompletedKeys
+        self, process: worker.Worker, leases: list[bytes], before: completed_work.CompletedKeys
     ) -> AsyncIterator[list[topic_rows.TopicRow]]:
+        retries = process.retries
         for ended in (await retries.start(leases, self._known(), SETTLE_S, before), await retries.finish_task(SETTLE_S)):
-            yield list(topic_rows.rows(ended.results, worker.TOPICS))
+            yield list(topic_rows.rows(ended.results, worker.TOPICS, now_ms=round(process.now_s() * 1000)))
             await asyncio.sleep(CONFIRMED_S)  # or dies: a report may make its shard forget only what was written
             yield list(topic_rows.report_rows(ended.reports, worker.TOPICS))
             if ended.results.gone:

@@ -72,7 +72,7 @@ class Worker:
             topic_rows.deferral_rows(results, TOPICS, now_ms=at_ms),
             topic_rows.health_hint_rows(results, TOPICS, now_ms=at_ms),
         )
-        return [*topic_rows.rows(results, TOPICS), *itertools.chain(*deferred)]
+        return [*topic_rows.rows(results, TOPICS, now_ms=at_ms), *itertools.chain(*deferred)]
 
     def direct(
         self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys

@@ -8,7 +8,7 @@ import pytest
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import health
-from delivery.stages.kafka import topic_source
+from delivery.stages.kafka import topic_source, topics
 from delivery.stages.lanes import session, streaming_lane
 from tests.e2e.conftest import assert_eventually
 from tests.spark.test_checkpoints import Topic
@@ -52,6 +52,32 @@ def test_a_lane_that_is_woken_is_ready_when_its_first_micro_batch_is_committed(s
     stop.set()
     run.join()
     assert phases == [(health.QueryPhase.STARTING, False)]
+
+
+def test_a_lane_without_topics_says_so_until_it_has_one(spark, kafka, tmp_path):
+    """The number of executors depends on it: a lane without topics needs none."""
+    topic, stop = Topic(spark, kafka, tmp_path), threading.Event()
+    topic.delete()
+    watch = Watch(stop)
+    lane = streaming_lane.StreamingLane(
+        "direct",
+        acquire=lambda: (),
+        handle=lambda *_: streaming_lane.Result.COMMITTED,
+        stop=stop,
+        watch=watch,
+        is_kafka_back=pytest.fail,
+    )
+    config = settings.SparkSettings(checkpoint=str(tmp_path))
+    run = threading.Thread(target=lane.run, args=(lambda: records_of(topic, spark), config, 0.1), kwargs={"once": False})
+    run.start()
+    try:
+        assert_eventually(lambda: watch.has_no_topics, bool)
+        topics.ensure(topic.kafka, [topic.name], 1)
+        topic.publish(b"one")
+        assert_eventually(lambda: watch.has_no_topics, lambda has_none: not has_none)
+    finally:
+        stop.set()
+        run.join()
 
 
 def sleep_for_ever(_):

@@ -1,12 +1,8 @@
 """Spark's part in the real-time lane: fillers around each record, nothing below the start offsets, positions that move."""
 
-import dataclasses
-import functools
 import json
 import os
-import threading
 import time
-import types
 import uuid
 
 import pyarrow as pa
@@ -14,20 +10,13 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from delivery.observability import health, metrics
 from delivery.stages.checkpoint import left_out_topics, offset_log
-from delivery.stages.kafka import completed_reader, topics
+from delivery.stages.kafka import completed_reader
 from delivery.stages.realtime import (
-    channel,
-    messages,
-    mode_switch,
-    realtime_query,
     realtime_source,
     start_offsets,
-    task_server,
     topic_moves,
 )
-from delivery.webhooks.results.counters import Counters
 from tests.spark.test_checkpoints import Topic
 
 pytestmark = pytest.mark.spark
@@ -230,107 +219,6 @@ def test_a_direct_lane_without_a_commit_takes_no_topic(spark, tmp_path):
     committed(tmp_path / "realtime", '{"other":{"0":3}}')
     with pytest.raises(errors.SettingsError, match="leaves out other, and lane direct has committed nothing"):
         moved(spark, tmp_path, "")
-
-
-@pytest.fixture
-def lane_of(spark, tmp_path):
-    """Makes a real-time lane whose Kafka is this one."""
-
-    def make(kafka, pattern="gone"):
-        config = settings.Settings(
-            kafka=settings.KafkaSettings(bootstrap_servers=kafka),
-            source=settings.SourceSettings(topic_pattern=".+", realtime_pattern=pattern),
-            spark=settings.SparkSettings(checkpoint=str(tmp_path)),
-            delivery=settings.DeliverySettings(
-                retries_topic=f"retries-{uuid.uuid4().hex}"
-            ),  # others have made that of the default
-        )
-        registry = types.SimpleNamespace(current=lambda: "a registry", newest=None, pause_reason=lambda: None)
-        context = types.SimpleNamespace(record=lambda _: None, network=types.SimpleNamespace(is_paused=False))
-        return realtime_query.RealtimeLane(config, spark, registry, threading.Event(), context, shares=False)
-
-    return make
-
-
-@pytest.fixture
-def watch():
-    return health.Watch(pause_reason=lambda: None, stop=threading.Event())
-
-
-def test_a_lane_that_cannot_read_its_receipts_waits_for_kafka(lane_of, watch, tmp_path, monkeypatch):
-    """A lane that started without them would deliver again all records since its last commit."""
-    committed(tmp_path / "realtime", '{"gone":{"0":3}}')
-    quick = start_offsets.ReceiptBounds(retry_s=0.0, reads=completed_reader.ReadBounds(asked_s=0.1))
-    monkeypatch.setattr(start_offsets, "read", functools.partial(start_offsets.read, bounds=quick))
-    assert lane_of("127.0.0.1:1")._run_query(watch, once=True) is realtime_query.QueryEnd.KAFKA_AWAY
-
-
-def test_a_lane_whose_query_has_ended_is_not_well(spark, lane_of, watch, kafka, tmp_path):
-    topic = Topic(spark, kafka, tmp_path)
-    topic.publish(b"one, where the lane has committed three")
-    committed(tmp_path / "realtime", f'{{"{topic.name}":{{"0":3}}}}')
-    (tmp_path / "realtime" / "metadata").write_text(f'{{"id":"{uuid.uuid4()}"}}')
-    made = lane_of(kafka.bootstrap_servers, topic.name)
-    topics.ensure_all(made._config)
-    with pytest.raises(errors.LaneFailed):
-        made.run(watch, once=True)
-    assert watch.facts().phase is health.QueryPhase.ENDED
-
-
-def test_a_lane_run_once_asks_for_no_slots(kafka, topic, lane_of, watch, monkeypatch):
-    """Regression: it logged an error about too few slots, and needs no slot for each partition in its micro-batches."""
-    made = lane_of(kafka.bootstrap_servers, topic.name)
-    monkeypatch.setattr(made, "_run_query", lambda *_, **__: realtime_query.QueryEnd.DONE)
-    made.run(watch, once=True)
-    assert made._topics.partitions == {}
-
-
-@pytest.fixture
-def query():
-    """A query whose tasks the test plays."""
-    listening = task_server.TaskServer(lambda _: messages.DriverUpdate(), {}, bind="127.0.0.1", host="127.0.0.1")
-    yield realtime_query._Query(None, listening, mode_switch.Mode.REALTIME, 1, once=False)
-    listening.close()
-
-
-def report(query, **fields):
-    link = channel.connect(query.server.address)
-    link.send(messages.TaskReport(task=0, **fields))
-    link.receive()
-    link.close()
-
-
-def test_a_report_without_a_value_leaves_the_gauges_unchanged(lane_of, watch, query):
-    made = lane_of("127.0.0.1:1")
-    report(query, counters=Counters(most_in_flight=7))
-    made._collect(query, watch)
-    made._collect(query, watch)
-    assert metrics.IN_FLIGHT_PEAK.labels("realtime")._value.get() == 7
-
-
-def test_a_quiet_lane_waits_no_longer_once_its_tasks_run(lane_of, watch, query):
-    """Regression: after an outage the lane stayed unready until the next record came, because only new positions ended it."""
-    made = lane_of("127.0.0.1:1")
-    watch.wait_for("Kafka is away")
-    made._collect(dataclasses.replace(query, mode=mode_switch.Mode.CATCHING_UP), watch)
-    assert watch.facts().pause_reason is None
-
-
-@pytest.mark.parametrize(("fields", "starts"), [({"records": 5}, 3), ({"next_offsets": {("a", 0): 1}}, 0)])
-def test_only_what_is_handled_makes_a_start_a_good_one(lane_of, watch, query, fields, starts):
-    made = lane_of("127.0.0.1:1")
-    made._restarts = 3
-    report(query, **fields)
-    made._collect(query, watch)
-    assert made._restarts == starts
-
-
-@pytest.mark.parametrize(("mode", "workers"), [(mode_switch.Mode.REALTIME, 3), (mode_switch.Mode.CATCHING_UP, 4)])
-def test_all_workers_share_an_endpoints_limits(lane_of, mode, workers):
-    made = lane_of("127.0.0.1:1")
-    made._topics.partitions = {"a": 2, "b": 1}
-    made._config = made._config.model_copy(update={"spark": made._config.spark.model_copy(update={"parallelism": 4})})
-    assert made._tools(mode).workers == workers
 
 
 def test_without_a_pattern_a_checkpoint_stays_as_it_is(spark, tmp_path):

@@ -7,8 +7,6 @@ import datetime as dt
 from collections.abc import Collection, Iterable
 from typing import Any
 
-import orjson
-
 from delivery.model import Attempt, LeaveReason, Outcome, OutcomeKind
 from delivery.registry_model import CustomerId, SubscriptionId, SubTenantId
 from delivery.webhooks.batching import segment
@@ -20,6 +18,7 @@ from subscriptions_db.archive.ingest import hourly_statistics, writer
 from tests.support import builders
 
 NOW = dt.datetime(2026, 5, 10, 12, tzinfo=dt.UTC)
+NOW_MS = round(NOW.timestamp() * 1000)
 KEPT = writer.Retention(letters=30, attempts=7, statistics=90)
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead-letters", rejected="rejected", retries="retries")
 PAYLOAD = b'{ "z": 1.0,\n "a": "\xc3\xa9\\u0000" }'
@@ -62,10 +61,10 @@ def batch_outcome(
 
 def letter(*, dead_lettered_at: dt.datetime = NOW, **fields: Any) -> bytes:
     """Return a record of the dead-letter topic."""
-    [written] = [
-        row.value for row in topic_rows.rows(Results(outcomes=[outcome(**fields)]), TOPICS) if row.topic == "dead-letters"
-    ]
-    return orjson.dumps(orjson.loads(written) | {"dead_lettered_at_ms": round(dead_lettered_at.timestamp() * 1000)})
+    now_ms = round(dead_lettered_at.timestamp() * 1000)
+    rows = topic_rows.rows(Results(outcomes=[outcome(**fields)]), TOPICS, now_ms=now_ms)
+    [written] = [row.value or b"" for row in rows if row.topic == "dead-letters"]
+    return written
 
 
 def results(outcomes: Iterable[Outcome[Any] | batch_payload.BatchOutcome]) -> Results:
@@ -81,7 +80,7 @@ def results(outcomes: Iterable[Outcome[Any] | batch_payload.BatchOutcome]) -> Re
 
 def attempts(*outcomes: Outcome[Any] | batch_payload.BatchOutcome) -> list[bytes]:
     """Return the records of the attempts topic for these outcomes."""
-    return [row.value or b"" for row in topic_rows.rows(results(outcomes), TOPICS) if row.topic == "attempts"]
+    return [row.value or b"" for row in topic_rows.rows(results(outcomes), TOPICS, now_ms=NOW_MS) if row.topic == "attempts"]
 
 
 def letter_row(written: bytes) -> archive_rows.DeadLetterRow:
@@ -113,7 +112,9 @@ def taken_letters(
     offset: int, *outcomes: Outcome[Any] | batch_payload.BatchOutcome, at: dt.datetime = NOW
 ) -> list[archive_rows.ArchivedRecord]:
     """Return the archived records of the dead letters of these outcomes, given up `at`."""
-    written = [row.value or b"" for row in topic_rows.rows(results(outcomes), TOPICS) if row.topic == "dead-letters"]
+    written = [
+        row.value or b"" for row in topic_rows.rows(results(outcomes), TOPICS, now_ms=NOW_MS) if row.topic == "dead-letters"
+    ]
     rows = [dataclasses.replace(letter_row(value), dead_lettered_at=at) for value in written]
     return [
         archive_rows.ArchivedRecord(topic="dead-letters", partition=0, offset=offset + number, letter=row)

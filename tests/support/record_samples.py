@@ -19,7 +19,7 @@ from delivery.webhooks.sending import batch_payload
 from tests.support import builders
 
 SEEDS = range(60)
-NOW_S = 1_800_000_000.5
+NOW_MS = 1_800_000_000_500
 """Time of the dead letters."""
 TEXTS = ("", "plain", "é\u2028\U0001f600", 'quote " and \\ back', "\0\t\n\x1f\x7f", "</script>", "a" * 300)
 FLOATS = (0.0, 0.04, 0.06, 1.0, 12.345, 99_999.95, 1e9, 123456789.123)

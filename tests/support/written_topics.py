@@ -76,7 +76,7 @@ class WrittenTopics:
         self._letters = []
 
     def write(self, *outcomes, without=(), at_ms=NOW_MS, **results):
-        rows = topic_rows.rows(Results(outcomes=list(outcomes), **results), TOPICS)
+        rows = topic_rows.rows(Results(outcomes=list(outcomes), **results), TOPICS, now_ms=at_ms)
         self.write_rows((row for row in rows if row.topic not in without), at_ms)
         for ended in outcomes:
             if ended.kind is OutcomeKind.POSTPONED and "retries" not in without:

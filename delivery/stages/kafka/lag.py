@@ -71,6 +71,8 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
                     handled=handled,
                     handled_at_s=progress.at_s,
                     partitions=sum(map(len, positions.values())),
+                    # A lane that reads only wake-up records has no topic either.
+                    has_no_topics=not known and (lane_watch.has_no_topics or bool(progress.positions)),
                 )
             )
         stop.wait(interval_s)

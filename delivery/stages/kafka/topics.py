@@ -65,9 +65,11 @@ def prepare(config: settings.Settings) -> None:
 
 
 def require_apart(config: settings.Settings) -> None:
-    """Raise SettingsError if the job would read one of its own topics of results as a topic of events.
+    """Raise SettingsError if one topic serves two purposes: two of the job's own, or one of them and events.
 
-    In the topics of attempts and of rejected records, each result that the job reads would make another, without end.
+    1. In the topics of attempts and of rejected records, each result that the job reads as an event would make another,
+       without end.
+    2. A reader of two kinds of records in one topic would take the records of one kind for those of the other.
     """
     pattern = config.source.topic_pattern
     if own := [name for name in of_results(config.delivery) if topic_pattern.matches(pattern, name)]:
@@ -75,6 +77,26 @@ def require_apart(config: settings.Settings) -> None:
             f"setting source.topic_pattern: {pattern} matches {own[0]}, to which the job writes. The job would read its own "
             "results as events, so it does not start with this pattern: change the pattern"
         )
+    first_of: dict[str, str] = {}
+    for setting, name in _own_topics(config).items():
+        if (first := first_of.setdefault(name, setting)) != setting:
+            raise errors.SettingsError(
+                f"settings {first} and {setting}: both name topic {name}, and a reader would take records of one kind for "
+                "those of the other. The job does not start with these settings: choose another name for one of them"
+            )
+
+
+def _own_topics(config: settings.Settings) -> dict[str, str]:
+    """Return the topics to which the job writes, results and wake-ups, by the names of their settings."""
+    lane = config.delivery
+    return {
+        "delivery.attempts_topic": lane.attempts_topic,
+        "delivery.dead_letter_topic": lane.dead_letter_topic,
+        "delivery.rejected_topic": lane.rejected_topic,
+        "delivery.retries_topic": lane.retries_topic,
+        "batch.ticks_topic": config.batch.ticks_topic,
+        "retry.ticks_topic": config.retry.ticks_topic,
+    }
 
 
 def ensure(

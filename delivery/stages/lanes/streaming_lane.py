@@ -239,7 +239,9 @@ class StreamingLane(Generic[Registry]):
             for state in newest["stateOperators"]:
                 metrics.STATE_ROWS.labels(self._name).set(state["numRowsTotal"])
                 metrics.STATE_BYTES.labels(self._name).set(state["memoryUsedBytes"])
-            self._watched.reach(positions(newest))
+            reached = positions(newest)
+            self._watched.has_no_topics = not reached
+            self._watched.reach(reached)
 
     def _result_of(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> Result:
         """Return the Result of a query that has ended or is at rest. Raise LaneFailed if a restart would not help.

@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from delivery.config import settings
+from delivery.config import plan_builder, settings
 from delivery.observability import health
 from delivery.stages.checkpoint import left_out_topics, offset_log, paused_topics
 from delivery.stages.lanes import batch_query, direct_query, lane_context, retry_query, telemetry
@@ -25,6 +26,7 @@ from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.network_outage import Network
 from delivery.stages.registry.job_registry import RegistrySupply
 from delivery.stages.tasks import drain
+from delivery.webhooks.lanes import worker_plan
 
 log = logging.getLogger(__name__)
 
@@ -128,17 +130,24 @@ def ending(stop: threading.Event, *, once: bool) -> str:
     return HANDLED if once and not stop.is_set() else COMMITTED
 
 
-def drain_workers(config: settings.Settings, spark: SparkSession, lanes: Mapping[str, RunnableLane]) -> None:
+def drain_workers(config: settings.Settings, spark: SparkSession | None, realtime: SparkSession | None) -> None:
     """Wait for the attempts that still run in the workers after the lanes have ended, at most `delivery.stop_within_s`.
 
-    `lanes` has the direct, batch and retry lanes that ran. Empty: return at once, because the tasks of the real-time lane have
-    waited already. Never raises: a failure only means that the next start sends some requests again.
+    `spark` is the session of the direct, batch and retry lanes; None: none of them ran. `realtime` is the session in which the
+    real-time lane ran in micro-batches; None: it did not. Its workers have processes and a plan of their own. The tasks of the
+    real-time trigger have waited already. Never raises: a failure only means that the next start sends some requests again.
     """
-    if not lanes:  # only the real-time lane ran, and its tasks have waited already
-        return
+    until_s = time.monotonic() + config.delivery.stop_within_s
+    for session, plan in ((spark, plan_builder.plan_of(config)), (realtime, plan_builder.of_realtime(config))):
+        if session is not None:
+            _drain(config, session, plan, until_s)
+
+
+def _drain(config: settings.Settings, spark: SparkSession, plan: worker_plan.Plan, until_s: float) -> None:
     try:
-        tools = lane_context.task_tools(config, telemetry.Telemetry(spark.sparkContext, "drain", config.logs))
-        drain.drain_workers(spark, tools, config.delivery.stop_within_s)
+        seen = telemetry.Telemetry(spark.sparkContext, "drain", config.logs)
+        tools = lane_context.tools_of(config, plan, seen.observer)
+        drain.drain_workers(spark, tools, max(0.0, until_s - time.monotonic()))
     except Exception as failure:  # noqa: BLE001  # all lanes have ended well, and their stop must not become an error
         log.warning(
             "attempts that still run in the workers could not be awaited. The job ends now, and the next start may repeat "

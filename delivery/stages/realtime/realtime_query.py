@@ -99,6 +99,9 @@ class RealtimeLane:
         self._seen = telemetry.Telemetry(spark.sparkContext, NAME, config.logs)
         self._checkpoint = f"{config.spark.checkpoint.rstrip('/')}/{NAME}"
         self._mode_switch = mode_switch.ModeSwitch(since=time.monotonic())
+        self.micro_batch_session: SparkSession | None = None
+        """The session of the lane's micro-batches, once the lane has run in micro-batches. A task of this session may end while
+        attempts go on in the background of its process. So wait for these attempts after the lane has ended."""
         self._restarts = 0
         """Restarts after a fault since tasks last handled a record."""
 
@@ -133,8 +136,10 @@ class RealtimeLane:
         """Wait until Kafka has a topic for the lane; return False when the job is asked to stop."""
         while not self._topics.partitions and not self._stop.is_set():
             watch.enter(health.QueryPhase.RUNNING)
+            watch.has_no_topics = self._topics.are_known
             self._stop.wait(1.0)
             self._topics.find()
+        watch.has_no_topics = False
         return not self._stop.is_set()
 
     def _run_query(self, watch: health.Watch, *, once: bool) -> QueryEnd:
@@ -177,6 +182,7 @@ class RealtimeLane:
             rows = realtime_source.read_one_by_one(self._one_by_one, config, start.next_offsets)
         else:
             rows = realtime_source.read_in_micro_batches(self._in_batches, config, start.next_offsets)
+            self.micro_batch_session = self._in_batches
         writer = (
             rows.mapInArrow(deliver, task_context.NO_ROWS)
             .writeStream.queryName(NAME)

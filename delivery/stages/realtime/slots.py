@@ -77,6 +77,8 @@ class LaneTopics:
         self._config, self._context, self._for_others = config, context, for_others
         self.partitions: dict[str, int] = {}
         """The number of partitions of each topic, as Kafka last answered. A new answer is a new dictionary."""
+        self.are_known = False
+        """True once Kafka has answered. Until then `partitions` is empty."""
         self._slots = 0
         """The number of Spark's slots at the last call of `find`."""
 
@@ -95,6 +97,7 @@ class LaneTopics:
         found = partitions(self._config)
         if found:  # without topics `find` runs each second, and needs no slots
             self._slots = available(self._context)
+        self.are_known |= found is not None
         if found is None or found == self.partitions:
             return
         self.partitions = found

@@ -51,12 +51,16 @@ _PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
 
 
 def addresses(context: SparkContext) -> tuple[str, str]:
-    """Return the address at which workers reach the driver, and the address on which the driver listens."""
+    """Return the address at which workers reach the driver, and the address on which the driver listens.
+
+    An IPv6 address has no brackets, as Python's sockets expect. Spark writes them around its own.
+    """
     if (context.master or "").startswith("local["):
         return "127.0.0.1", "127.0.0.1"
     conf = context.getConf()
     host = conf.get("spark.driver.host", "127.0.0.1")
-    return host, conf.get("spark.driver.bindAddress", host)
+    bind = conf.get("spark.driver.bindAddress", host)
+    return host.strip("[]"), bind.strip("[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +125,10 @@ class TaskServer:
         self._has_advanced = False
         self._is_stopping = self._is_closed = False
         try:
-            self._listener = socket.create_server((bind, port), backlog=256)
+            family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+            # Like Java's sockets, `::` takes connections of IPv4 too.
+            is_dual = family is socket.AF_INET6 and socket.has_dualstack_ipv6()
+            self._listener = socket.create_server((bind, port), family=family, backlog=256, dualstack_ipv6=is_dual)
         except OSError as exc:
             cure = "correct spark.driver.bindAddress, or spark.driver.host"
             if exc.errno in _PORT_ERRORS:

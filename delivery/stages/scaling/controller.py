@@ -165,6 +165,7 @@ def _load(watch: health.Watch) -> load.Load:
         handled=backlog.handled,
         handled_at_s=backlog.handled_at_s,
         partitions=backlog.partitions,
+        has_no_topics=backlog.has_no_topics,
         pause_reason=facts.pause_reason,
         is_source_up=facts.is_source_up,
     )

@@ -1,7 +1,7 @@
 """Decide how many executors the lanes need. Pure: the caller passes the observations and the time.
 
 Runs on the driver. Must not import pyspark. A lane's lag is the records in Kafka that no committed micro-batch has handled. The
-cases, in their order (docs/adr/0038-scale-on-what-waits.md):
+cases, in their order (docs/adr/0038-scale-on-what-waits.md); a lane without topics needs no executor:
 
 1. A lane is paused, or Kafka does not answer: the number stays. The rates are measured again afterwards.
 2. The lag of a lane will not drain within `drain_within_s`, and is more than the lane handles in `load.BEHIND_S`: the number
@@ -121,7 +121,7 @@ def decide(
     older = [(at_s, number) for at_s, number in state.sufficed if at_s <= begins_s]
     after = ScalingState(wanted=kept, lanes=lanes, sufficed=(*older[-1:], *sufficed), fell_at_s=state.fell_at_s)
     wanted, reason = _number(needs[lane], after, policy, now_s=now_s)
-    if reason is Reason.ENOUGH and any(known.lag is None for known in lanes.values()):
+    if reason is Reason.ENOUGH and any(known.lag is None and not known.window[-1].has_no_topics for known in lanes.values()):
         reason = Reason.UNKNOWN
     after = dataclasses.replace(after, wanted=wanted, fell_at_s=now_s if wanted < kept else state.fell_at_s)
     return ScalingDecision(wanted=wanted, reason=reason, lane=lane, drain_s=needs[lane].drain_s, state=after)
@@ -147,6 +147,8 @@ class _Need:
 
 def _need(known: load.Measured, kept: int, policy: Policy, executors: int) -> _Need:
     newest = known.window[-1]
+    if newest.has_no_topics:
+        return _Need(drain_s=0.0, more=kept, useful=0, sufficient=0)
     useful = math.ceil(newest.partitions / policy.cores) if newest.partitions else kept
     if known.lag is None:
         return _Need(drain_s=math.inf, more=kept, useful=max(useful, kept), sufficient=kept)

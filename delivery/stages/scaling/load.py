@@ -41,7 +41,9 @@ class Load:
     handled_at_s: float
     """When the committed positions last changed, by records or wake-ups; monotonic seconds."""
     partitions: int
-    """Number of Kafka partitions that the lane reads; 0: unknown."""
+    """Number of Kafka partitions that the lane reads; 0: unknown, or none."""
+    has_no_topics: bool = False
+    """True if the lane is known to have no topic. Then `lag` is None."""
     pause_reason: str | None = None
     """Why the lane is paused; None: the lane is not paused."""
     is_source_up: bool = True

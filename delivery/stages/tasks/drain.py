@@ -1,8 +1,8 @@
 """Wait, when a job stops gracefully, for the attempts that still run in the workers after the last micro-batch.
 
 The driver creates DrainPartition. The executors' Python workers call it. Two kinds of attempts outlive their micro-batch:
-background attempts of the direct and batch lanes (delivery.webhooks.scheduling.background_attempts), and attempts of the retry
-lane's leases. If the job ended without waiting, these requests would be aborted, and the next job would send them again.
+background attempts of the fast lanes (delivery.webhooks.scheduling.background_attempts), and attempts of the retry lane's
+leases. If the job ended without waiting, these requests would be aborted, and the next job would send them again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from delivery.stages.tasks import task_context
 def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: float) -> None:
     """In each worker process, run one task that waits until the process has no attempt in flight, at most `within_s` seconds.
 
+    The worker processes are those of the session `spark`. A session with another buffer size has processes of its own.
     Spark assigns its worker processes round robin. A task slot has at most two processes: one that decides on shards, and one
     that delivers. So there are more processes than slots, and the processes wait in turns. A first round, without waiting, asks
     every process to start no more attempts. Without the first round, some processes would start attempts while the job waits

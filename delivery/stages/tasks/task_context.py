@@ -120,7 +120,7 @@ class Task:
         Raise KafkaUnavailable if a row could not be written.
         """
         self._observe(ended.results)
-        self._writing.write(topic_rows.rows(ended.results, self._topics))
+        self._writing.write(topic_rows.rows(ended.results, self._topics, now_ms=round(self.worker.now_s() * 1000)))
         if ended.reports:
             # Results first: a report makes the shard remove entries, whose results could otherwise be lost.
             self._writing.finish()
@@ -162,8 +162,8 @@ class Task:
 
 
 def _write(writing: sink.Writing, results: Results, topics: topic_rows.Topics, revision: Revision, now_s: float) -> None:
-    writing.write(topic_rows.rows(results, topics))
     now_ms = round(now_s * 1000)
+    writing.write(topic_rows.rows(results, topics, now_ms=now_ms))
     writing.write(topic_rows.deferral_rows(results, topics, now_ms=now_ms, revision=revision))
     writing.write(topic_rows.health_hint_rows(results, topics, now_ms=now_ms))
 

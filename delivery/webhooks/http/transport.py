@@ -25,6 +25,7 @@ endpoint."""
 
 _REQUEST_TIMEOUT = 408
 """Status with which some servers end an idle connection."""
+_NO_IPV6 = "the platform could not connect to an IPv6 address: it may have no IPv6 here"
 _NO_ADDRESS = "the host name leads to no address that is allowed"
 
 
@@ -127,6 +128,11 @@ def translated(exc: Exception) -> errors.AttemptFailed:
         return exc
     if isinstance(exc, aiohttp.ClientConnectorError) and isinstance(exc.os_error, guard.BlockedSocket):
         return errors.AddressBlocked(_NO_ADDRESS)
+    if isinstance(exc, aiohttp.ClientConnectorError) and exc.errno == errno.EADDRNOTAVAIL and ":" in exc.host:
+        # Linux returns this error for every IPv6 address if the machine has no IPv6 address. A LocalFailure would use up no
+        # wait of the schedule, and never count against the endpoint. Only a URL with a literal address leads here, because
+        # AI_ADDRCONFIG finds no IPv6 address of a name on such a machine.
+        return errors.ConnectFailed(_NO_IPV6)
     if isinstance(exc, OSError) and exc.errno in _LOCAL_ERRNO:
         return errors.LocalFailure(os.strerror(exc.errno or 0))
     if isinstance(exc, aiohttp.ClientConnectorDNSError):

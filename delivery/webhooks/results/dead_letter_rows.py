@@ -1,9 +1,8 @@
-"""Make the records of the dead-letter topic from results. Pure, except that it reads the clock."""
+"""Make the records of the dead-letter topic from results. Pure."""
 
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,20 +18,26 @@ from delivery.webhooks.sending import payload
 from delivery.webhooks.sending.batch_payload import REJECTED, BatchOutcome
 
 
-def dead_letter(outcome: Outcome[Delivery]) -> DeadLetter:
-    """Return the dead letter of a delivery that was given up."""
+def dead_letter(outcome: Outcome[Delivery], *, now_ms: int) -> DeadLetter:
+    """Return the dead letter of a delivery that was given up. `now_ms` is the driver's time, in ms since the epoch."""
     delivery, attempts = outcome.delivery, (*outcome.earlier, *outcome.attempts)
     subscription_id = delivery.subscription.subscription_id
     return _letter(
-        outcome, delivery.event, subscription_id, webhook_id=delivery.webhook_id, reason=outcome.reason, attempts=attempts
+        outcome,
+        delivery.event,
+        subscription_id,
+        webhook_id=delivery.webhook_id,
+        reason=outcome.reason,
+        attempts=attempts,
+        now_ms=now_ms,
     )
 
 
-def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
+def dead_letters_of_batch(batch: BatchOutcome, *, now_ms: int) -> Iterator[DeadLetter]:
     """Yield the dead letters of a batch: of all events if it was given up, of the rejected events if it was accepted.
 
     A dead letter has the `webhook-id` that its event has when it is sent alone. A batch that was skipped or postponed has no
-    dead letters.
+    dead letters. `now_ms` is the driver's time, in ms since the epoch.
     """
     outcome, delivery = batch.outcome, batch.outcome.delivery
     if outcome.kind in {OutcomeKind.SKIPPED, OutcomeKind.POSTPONED}:
@@ -50,6 +55,7 @@ def dead_letters_of_batch(batch: BatchOutcome) -> Iterator[DeadLetter]:
             webhook_id=payload.webhook_id(event, subscription_id),
             reason=reason,
             attempts=attempts,
+            now_ms=now_ms,
             batch_webhook_id=delivery.webhook_id,
         )
 
@@ -62,6 +68,7 @@ def _letter(
     webhook_id: str,
     reason: str | None,
     attempts: tuple[Attempt, ...],
+    now_ms: int,
     batch_webhook_id: str | UnsetType = UNSET,
 ) -> DeadLetter:
     endpoint: Endpoint = outcome.delivery.endpoint
@@ -80,7 +87,7 @@ def _letter(
         endpoint_id=endpoint.endpoint_id,
         customer_id=endpoint.customer_id,
         reason=reason,
-        dead_lettered_at_ms=int(time.time() * 1000),
+        dead_lettered_at_ms=now_ms,
         url_origin=_url_origin(endpoint.url),
         source=event.source,
         sub_tenant_id=event.sub_tenant_id,

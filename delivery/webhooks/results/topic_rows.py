@@ -62,11 +62,12 @@ class TopicRow(NamedTuple):
     """None: padding of the retries topic (`retries.retry_records`)."""
 
 
-def rows(results: Results, topics: Topics) -> Iterator[TopicRow]:
+def rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[TopicRow]:
     """Yield the Kafka records of `results` for the attempts, dead-letter and rejected topics.
 
     The caller writes these Kafka records before Spark commits the offsets of the records that were read. Entries of the
-    attempts topic share a record, up to MAX_ROW_BYTES, if they have the same endpoint, customer and delivery mode.
+    attempts topic share a record, up to MAX_ROW_BYTES, if they have the same endpoint, customer and delivery mode. `now_ms` is
+    the driver's time, in ms since the epoch: the time of the dead letters.
     """
     for (endpoint_id, customer_id, mode), entries in _log(results).items():
         for chunk in chunking.chunks(entries, len, MAX_ROW_BYTES):
@@ -75,10 +76,11 @@ def rows(results: Results, topics: Topics) -> Iterator[TopicRow]:
     for outcome in results.outcomes:
         if outcome.kind is OutcomeKind.DEAD_LETTERED:
             key = outcome.delivery.endpoint.endpoint_id.encode()
-            yield TopicRow(topics.dead_letters, key, dead_letter_records.bounded(dead_letter_rows.dead_letter(outcome)))
+            letter = dead_letter_rows.dead_letter(outcome, now_ms=now_ms)
+            yield TopicRow(topics.dead_letters, key, dead_letter_records.bounded(letter))
     for batch in results.batches:
         key = batch.outcome.delivery.endpoint.endpoint_id.encode()
-        for letter in dead_letter_rows.dead_letters_of_batch(batch):
+        for letter in dead_letter_rows.dead_letters_of_batch(batch, now_ms=now_ms):
             yield TopicRow(topics.dead_letters, key, dead_letter_records.bounded(letter))
     for rejection in results.rejections:
         rejected = rejected_records.encode(_rejected(rejection))

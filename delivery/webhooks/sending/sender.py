@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 MAX_TARGETS = 20_000
 """Most endpoints whose prepared Target is kept in a process."""
+MIN_REQUEST_SHARE = 0.25
+"""Least share of an attempt's time that must be left for the request after the wait for an access token. With less time the
+endpoint would fail by `timeout`, although the token server was slow. The token is kept until it ends."""
 
 
 class RequestTransport(Protocol):
@@ -123,11 +126,16 @@ class Sender:
 
         The 401 is returned without a second request if the refused token is still the newest, no token request is in flight,
         and a renewal after a 401 began less than oauth.RETRY_PAUSE_S ago. Raise AttemptFailed, also if no newer token can be
-        had. `timeout_s` covers both requests. Return the last response, and the header line with the access token of that
+        had. Raise TokenRefused without a request if less than MIN_REQUEST_SHARE of `timeout_s` is left when the first token
+        comes. `timeout_s` covers both requests. Return the last response, and the header line with the access token of that
         request.
         """
         deadline = self._endpoint_time() + timeout_s
         token = await self._tokens.header(grant, timeout_s)
+        if deadline - self._endpoint_time() < timeout_s * MIN_REQUEST_SHARE:
+            raise errors.TokenRefused(
+                "the token server left too little of the attempt's time, so the endpoint got no request: check that server"
+            )
         answer = await self._network.post(to, headers + token, body, deadline - self._endpoint_time())
         if answer.status == HTTPStatus.UNAUTHORIZED:
             newer = await self._tokens.header_after_401(token, grant, deadline - self._endpoint_time())

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import logging
+import socket
 import threading
 from collections.abc import AsyncIterator
 
@@ -17,7 +18,7 @@ import uvloop
 from aiohttp import web, web_response
 
 from delivery import errors
-from delivery.config import plan_builder, settings
+from delivery.config import plan_builder, service_settings, settings
 from delivery.observability import health
 from delivery.observability import http_endpoints as probes
 from delivery.observability.health import QueryPhase
@@ -82,9 +83,8 @@ async def serving(
             shutdown_timeout=STOP_TIMEOUT_S,
         )
         await runner.setup()
-        site = web.TCPSite(runner, config.api.host, config.api.port, reuse_address=True)
         try:
-            await site.start()
+            await _site(runner, config.api).start()
         except OSError as exc:
             await runner.cleanup()
             raise errors.SettingsError(
@@ -100,6 +100,19 @@ async def serving(
             yield int(runner.addresses[0][1])
         finally:
             await runner.cleanup()
+
+
+def _site(runner: web.AppRunner, api: service_settings.ApiSettings) -> web.BaseSite:
+    """Return the site for `api.host` and `api.port`. Raise OSError if an address of IPv6 cannot be opened.
+
+    asyncio would let `::` take connections by IPv6 only.
+    """
+    if ":" not in api.host:
+        return web.TCPSite(runner, api.host, api.port, reuse_address=True)
+    listening = socket.create_server(
+        (api.host, api.port), family=socket.AF_INET6, dualstack_ipv6=socket.has_dualstack_ipv6(), backlog=128
+    )
+    return web.SockSite(runner, listening)
 
 
 def _require_ready(opened: transactions.Store) -> None:

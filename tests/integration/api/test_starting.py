@@ -3,9 +3,11 @@
 import asyncio
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 
 import pytest
 
@@ -104,6 +106,23 @@ def test_the_api_works_without_the_owners_login(served):
         assert operator.get("/v1/endpoints").status == 200
         created = {"customer": "acme", "url": "https://hooks.acme.example.com/own-login"}
         assert operator.ask("POST", "/v1/endpoints", created).status == 201
+
+
+def test_the_api_is_served_by_ipv6_and_by_ipv4_at_one_address(served):
+    """Regression: with `api.host = "::"` the API took connections by IPv6 only, whatever the system lets one socket take."""
+    api = served.config.api.model_copy(update={"host": "::"})
+    with world.running(served.config.model_copy(update={"api": api})) as port:
+        for address in ("[::1]", "127.0.0.1"):
+            with urllib.request.urlopen(f"http://{address}:{port}/readyz", timeout=10) as answer:
+                assert answer.status == 200
+
+
+def test_an_address_of_ipv6_in_use_is_named_with_the_way_out(served):
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as other:
+        port = other.getsockname()[1]
+        api = served.config.api.model_copy(update={"host": "::1", "port": port})
+        with pytest.raises(errors.SettingsError, match=f"api.host and api.port: ::1:{port} cannot be opened"):
+            start(served.config.model_copy(update={"api": api}))
 
 
 def test_an_open_address_guard_is_warned_of(served, caplog):

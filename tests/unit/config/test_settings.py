@@ -148,6 +148,12 @@ def test_a_part_of_a_table_that_is_no_pair_is_an_error(folder, given, number):
         ({"FANOUT_METRICS_PORT": "99999"}, "must be at most 65535"),
         # Regression: infinity was accepted, and ended the thread that measures the lag.
         ({"FANOUT_METRICS_LAG_INTERVAL_S": "inf"}, "must be a finite number, not inf or nan"),
+        # Regression: Postgres then refused each connection, or had no limit at all.
+        ({"FANOUT_DATABASE_STATEMENT_TIMEOUT_S": "2147484"}, "must be at most 2147483"),
+        ({"FANOUT_DATABASE_STATEMENT_TIMEOUT_S": "0.0005"}, "must be at least 0.001"),
+        # Regression: the job kept its progress in folders of the file system's root.
+        ({"FANOUT_SPARK_CHECKPOINT": ""}, "is empty: name a folder such as .fanout/checkpoint, or a URL"),
+        ({"FANOUT_SPARK_CHECKPOINT": " "}, "is empty: name a folder such as .fanout/checkpoint, or a URL"),
         ({"FANOUT_API_PUBLIC_URL": "https://a.example/"}, "must be a URL with http:// or https:// that does not end in /"),
         ({"FANOUT_API_PUBLISHER_SOURCES": "/tenant/"}, "must have {tenant} once, and a / or # after it, as in /{tenant}/"),
         ({"FANOUT_OIDC_ISSUER": "http://login.example.com"}, "must be an https:// URL, or an http:// URL of this machine"),

@@ -126,6 +126,16 @@ def test_square_brackets_of_a_foreign_text_are_no_markup(shown):
     assert "/a[bold]/[/b]" in text
 
 
+def test_colons_of_a_foreign_text_are_no_emoji_codes(shown):
+    """Regression: the id `acme:bank:eu` was shown with a picture of a bank, also in files."""
+    commands.console.print("acme:bank:eu of acme:key:7")
+    commands.console.print("[red]!![/] acme:bank:orders", markup=True)
+    commands.print_table([{"acme:bank:id": "acme:bank:table"}])
+    text = shown()
+    for name in ("acme:bank:eu of acme:key:7", "!! acme:bank:orders", "acme:bank:id", "acme:bank:table"):
+        assert name in text
+
+
 def test_commands_print_by_the_module_terminal_only():
     """Another way of printing would pass foreign text to the operator's terminal unescaped."""
     around = re.compile(r"sys\.(stdout|stderr)|\bprint\(|typer\.echo|click\.echo|rich\.console\.Console\(|rich\.print")

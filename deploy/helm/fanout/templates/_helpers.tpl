@@ -76,7 +76,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{/* The settings as TOML, for one driver or for all roles. Numbers, texts and lists are alike in JSON and TOML; a table of an area comes after its fields. */}}
 {{- define "fanout.settings" -}}
-{{- $own := dict "logs" (dict "format" "json") "metrics" (dict "host" "0.0.0.0" "port" 9108) "api" (dict "host" "0.0.0.0" "port" 8800 "publishing" .root.Values.serve.publishing) "spark" (dict "checkpoint" "/var/lib/fanout/checkpoint") -}}
+{{- $own := dict "logs" (dict "format" "json") "metrics" (dict "host" .root.Values.listenAddress "port" 9108) "api" (dict "host" .root.Values.listenAddress "port" 8800 "publishing" .root.Values.serve.publishing) "spark" (dict "checkpoint" "/var/lib/fanout/checkpoint") -}}
 {{- if .root.Values.development.enabled }}{{ $_ := set $own "kafka" (dict "bootstrap_servers" (printf "%s-kafka:9092" (include "fanout.name" .root))) }}{{ end -}}
 {{- $all := mustMergeOverwrite $own (.driver | default dict) (deepCopy .root.Values.config) -}}
 {{- range $area := keys $all | sortAlpha }}
@@ -165,6 +165,16 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Lanes of all drivers that report metrics, as JSON. Without its pattern lane realtime does not run. With it lane direct leaves out the topics of lane realtime, so some release must run that lane too. */}}
+{{- define "fanout.lanes" -}}
+{{- $isRealtime := dig "source" "realtime_pattern" "" .Values.config -}}
+{{- $lanes := list -}}
+{{- range .Values.drivers }}{{ $lanes = concat $lanes .lanes }}{{ end -}}
+{{- if not $isRealtime }}{{ $lanes = without $lanes "realtime" }}
+{{- else if has "direct" $lanes }}{{ $lanes = append $lanes "realtime" | uniq }}{{ end -}}
+{{ toJson $lanes }}
 {{- end }}
 
 {{- define "fanout.podSecurity" -}}

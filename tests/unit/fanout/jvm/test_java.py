@@ -105,6 +105,12 @@ def library(install, tmp_path, monkeypatch):
     return tmp_path
 
 
+def lock_that_cannot_be_opened(library):
+    """Put a folder in the place of the lock: root, which may run the tests, may write every file."""
+    (library / "classes.lock").unlink(missing_ok=True)
+    (library / "classes.lock").mkdir()
+
+
 JARS = [
     (class_archive.SPARK, "pyspark/jars/spark.jar"),
     (class_archive.LAUNCHER, "pyspark/jars/spark.jar"),
@@ -131,6 +137,19 @@ def test_a_new_class_archive_replaces_only_that_of_its_program(library, program,
     [replaced] = before - set(library.glob("*.jsa"))
     assert replaced.name.startswith(program.name)
     assert archive not in before
+
+
+def test_an_archive_that_is_there_needs_no_right_to_write_its_folder(library):
+    """Regression: in the image, `fanout prepare` ended with a PermissionError for a user who may not write the folder."""
+    archive = class_archive.ensure(class_archive.SPARK, library)
+    lock_that_cannot_be_opened(library)
+    assert class_archive.ensure(class_archive.SPARK, library) == archive
+
+
+def test_a_folder_that_cannot_be_written_is_named(library):
+    lock_that_cannot_be_opened(library)
+    with pytest.raises(errors.LocalStackError, match=r"Spark has no archive of its classes: .*classes\.lock cannot be written"):
+        class_archive.ensure(class_archive.SPARK, library)
 
 
 def test_an_image_without_the_brokers_jars_has_no_archive_of_them(library):

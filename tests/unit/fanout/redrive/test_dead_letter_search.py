@@ -28,7 +28,7 @@ FAILED = (attempt(1, "server_error"), attempt(2, "timeout"))
 
 
 def written(results):
-    return [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS) if row.topic == "dead_letters"]
+    return [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS, now_ms=NOW_MS) if row.topic == "dead_letters"]
 
 
 def letter(offset=0, *, at_ms=NOW_MS - 1000, **fields):

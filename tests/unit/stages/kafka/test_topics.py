@@ -1,5 +1,6 @@
 """The errors of requests to Kafka about topics. With a real Kafka: tests/integration/test_topics.py."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -72,6 +73,22 @@ def test_a_job_that_would_read_its_own_results_does_not_start(name):
     message = rf"source\.topic_pattern: .* matches fanout\.{name}, to which the job writes\. .* does not start"
     with pytest.raises(errors.SettingsError, match=message):
         topics.prepare(settings.Settings(kafka=settings.KafkaSettings(bootstrap_servers="127.0.0.1:1"), source=source))
+
+
+@pytest.mark.parametrize(
+    ("given", "pair"),
+    [
+        ({"delivery": {"dead_letter_topic": "fanout.retries"}}, "delivery.dead_letter_topic and delivery.retries_topic"),
+        ({"delivery": {"attempts_topic": "fanout.rejected-events"}}, "delivery.attempts_topic and delivery.rejected_topic"),
+        ({"batch": {"ticks_topic": "fanout.attempts"}}, "delivery.attempts_topic and batch.ticks_topic"),
+        ({"retry": {"ticks_topic": "fanout.ticks"}}, "batch.ticks_topic and retry.ticks_topic"),
+    ],
+)
+def test_a_job_whose_own_topics_are_one_topic_does_not_start(given, pair):
+    """Regression: the job started, and the retry lane read the dead letters as retry entries."""
+    config = settings.Settings.model_validate({"kafka": {"bootstrap_servers": "127.0.0.1:1"}} | given)
+    with pytest.raises(errors.SettingsError, match=rf"settings {re.escape(pair)}: both name topic fanout\."):
+        topics.prepare(config)
 
 
 def test_a_new_topic_without_partitions_in_the_metadata_is_awaited(monkeypatch):

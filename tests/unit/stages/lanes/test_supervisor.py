@@ -1,10 +1,11 @@
-"""An application that runs the batch lane without the direct lane says so if batch records are taken apart."""
+"""What an application says of the lanes that it does not run, and for which attempts it waits at its end."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
-from delivery.config import settings
+from delivery.config import plan_builder, settings
 from delivery.stages.lanes import supervisor
 
 
@@ -31,3 +32,18 @@ def test_the_batch_lane_alone_warns_of_batch_records_that_it_passes_over(monkeyp
     with caplog.at_level(logging.WARNING):
         assert set(supervisor.build(config, None, dict.fromkeys(names), None, None)) == set(names)
     assert (supervisor.WITHOUT_DIRECT_LANE in caplog.messages) is is_warned
+
+
+@pytest.mark.parametrize("ran", [(), ("shared",), ("realtime",), ("shared", "realtime")])
+def test_the_workers_of_each_session_are_awaited_with_their_own_plan(monkeypatch, ran):
+    """Regression: nobody waited for the real-time lane's, and a plan of another lane finds none of their attempts."""
+    config, drained = settings.Settings(), []
+    plans = {"shared": plan_builder.plan_of(config), "realtime": plan_builder.of_realtime(config)}
+    monkeypatch.setattr(supervisor.telemetry, "Telemetry", lambda *_: SimpleNamespace(observer=None))
+    monkeypatch.setattr(
+        supervisor.drain, "drain_workers", lambda spark, tools, within_s: drained.append((spark.name, tools.plan, within_s))
+    )
+    sessions = {name: SimpleNamespace(name=name, sparkContext=None) for name in ran}
+    supervisor.drain_workers(config, sessions.get("shared"), sessions.get("realtime"))
+    assert [(name, plan) for name, plan, _ in drained] == [(name, plans[name]) for name in ran]
+    assert all(within_s <= config.delivery.stop_within_s for *_, within_s in drained)

@@ -4,6 +4,7 @@ import dataclasses
 import socket
 import struct
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -223,6 +224,18 @@ def test_a_used_port_is_named_together_with_its_setting(listen):
     taken = listen().address.port
     with pytest.raises(errors.SettingsError, match=rf"cannot listen on 127\.0\.0\.1:{taken} .*choose another realtime\.port"):
         listen(port=taken)
+
+
+@pytest.mark.parametrize("bind", ["::1", "::"])
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_tasks_reach_the_driver_at_an_ipv6_address(listen, bind, host):
+    """Regression: the server had a socket of IPv4 only, so the lane ended with an error and stopped all lanes."""
+    conf = {"spark.driver.host": host, "spark.driver.bindAddress": f"[{bind}]"}
+    context = SimpleNamespace(master="k8s://x", getConf=lambda: conf)
+    reached, listens_on = task_server.addresses(context)
+    link = channel.connect(listen(bind=listens_on, host=reached).address)
+    assert not exchange(link).is_stopping
+    link.close()
 
 
 def test_an_address_of_another_machine_is_named_together_with_its_setting(listen):

@@ -50,6 +50,29 @@ def test_executors_come_when_a_lane_is_behind_and_the_newest_go_when_it_is_not()
     assert lane.cluster.active == ["0"]
 
 
+@pytest.mark.parametrize(("has_no_topics", "left"), [(True, ["0"]), (False, ["0", "1", "2", "3"])])
+def test_only_a_lane_known_to_have_no_topic_keeps_no_executor(has_no_topics, left):
+    """Regression: while one lane had no topic, no executor ever went, because that lane's lag is unknown for ever."""
+    lane = Lane(FakeExecutors(started=1))
+    empty = health.Watch(pause_reason=lambda: None, stop=threading.Event(), clock=lane.clock)
+    lane.controller = controller.Controller(
+        loads.policy(max_executors=4), lane.cluster, {"retry": lane.watch, "direct": empty}, lane.clock
+    )
+    empty.enter(health.QueryPhase.RUNNING)
+
+    def go_on(seconds):
+        for _ in range(seconds // 5):
+            empty.observe(health.Backlog(has_no_topics=has_no_topics))
+            lane.goes_on(5)
+
+    lane.lag, lane.per_s = 9_000_000, 1_000
+    go_on(120)
+    lane.lag = lane.per_s = 0
+    go_on(600)
+    assert lane.cluster.active == left
+    assert value("scaling_reason", reason="unknown") == (not has_no_topics)
+
+
 def test_executors_beyond_the_number_at_the_start_go():
     """Spark's standalone cluster starts an executor on each of its workers, whatever is asked for."""
     lane = Lane(FakeExecutors(started=4), min_executors=2)

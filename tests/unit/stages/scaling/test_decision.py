@@ -88,6 +88,13 @@ def test_a_lane_whose_lag_is_not_known_keeps_no_other_from_getting_more():
     assert (decided.reason, decided.lane) == (Reason.LAG, "direct")
 
 
+def test_lanes_without_topics_need_no_executor():
+    none = loads.seen(1000.0, None, partitions=0, has_no_topics=True)
+    state = decision.ScalingState(wanted=4, sufficed=((900.0, 1), (990.0, 1)))
+    decided = decision.decide(state, {"direct": none, "batch": none}, loads.policy(), executors=4, now_s=1000.0)
+    assert (decided.wanted, decided.reason, decided.drain_s) == (2, Reason.IDLE, 0.0)
+
+
 def test_the_lane_that_needs_most_decides():
     lanes = {"direct": loads.measured(arrival_per_s=100), "batch": loads.measured(lag=50_000, arrival_per_s=3_000)}
     seen = {name: loads.seen(1000.0, known.lag, handled=known.window[-1].handled + 500) for name, known in lanes.items()}

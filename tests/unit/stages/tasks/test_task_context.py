@@ -86,6 +86,30 @@ def test_a_turn_is_reported_when_what_came_of_it_is_in_its_topics():
     assert retry_messages.message(report_row[1]) == report
 
 
+def write_by_a_fast_lane(tools, dead):
+    tools.begin().write(task_results.Results(outcomes=[dead.outcome]))
+
+
+def write_by_the_retry_lane(tools, dead):
+    tools.begin().write_leases(retry_lane.LeaseResults(task_results.Results(outcomes=[dead.outcome]), []))
+
+
+def write_in_the_background(tools, dead):
+    tools.write_background_results(task_results.background_results([dead]), [dead], 1)
+
+
+@pytest.mark.parametrize("write", [write_by_a_fast_lane, write_by_the_retry_lane, write_in_the_background])
+def test_a_dead_letter_has_the_drivers_time(write, monkeypatch):
+    """Regression: it had the worker's own time. With a worker behind, `GET /v1/deliveries` showed the delivery as waiting."""
+    plan, writing = plan_builder.plan_of(CONFIG), Writing()
+    monkeypatch.setattr(task_context.shared_worker(plan), "now_s", lambda: 1_700_000_000.5)
+    write(
+        task_context.Tools(plan=plan, observe=lambda _: None, sink=lambda: writing), ended(OutcomeKind.DEAD_LETTERED, "timeout")
+    )
+    [letter] = [step[1] for step in writing.story if step[0] == CONFIG.delivery.dead_letter_topic]
+    assert orjson.loads(letter)["dead_lettered_at_ms"] == 1_700_000_000_500
+
+
 def test_a_task_freezes_live_objects_once_at_its_beginning(monkeypatch):
     frozen = []
     monkeypatch.setattr(gc_tuning.GarbageCollector, "freeze", lambda _: frozen.append("once"))

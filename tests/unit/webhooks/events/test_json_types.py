@@ -51,7 +51,7 @@ def by_a_redrive_from_the_archive(event):
 
 def dead_letter(event):
     outcome = Outcome(builders.delivery(event=event), OutcomeKind.DEAD_LETTERED, reason="expired")
-    return dead_letter_records.encode(dead_letter_rows.dead_letter(outcome))
+    return dead_letter_records.encode(dead_letter_rows.dead_letter(outcome, now_ms=0))
 
 
 WAYS = [directly, by_the_retry_lane, by_a_redrive_from_the_topic, by_a_redrive_from_the_archive]

@@ -200,7 +200,7 @@ def by_the_retry_lane(event):
 
 def by_a_dead_letter(event):
     delivery = builders.delivery(event=event)
-    letter = dead_letter_rows.dead_letter(Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason="expired"))
+    letter = dead_letter_rows.dead_letter(Outcome(delivery, OutcomeKind.DEAD_LETTERED, reason="expired"), now_ms=0)
     return dead_letter_records.decode(dead_letter_records.encode(letter)).event()
 
 
@@ -239,7 +239,7 @@ def test_a_dead_letter_holds_the_payload_as_an_older_version_can_redrive_it(reco
     """Regression: the record held the bytes `1,"tenant_id":"victim"`, and an older version put them unquoted into JSON."""
     event = parsing.parse(record, LAYOUT)
     outcome = Outcome(builders.delivery(event=event), OutcomeKind.DEAD_LETTERED, reason="expired")
-    written = orjson.loads(dead_letter_records.encode(dead_letter_rows.dead_letter(outcome)))
+    written = orjson.loads(dead_letter_records.encode(dead_letter_rows.dead_letter(outcome, now_ms=0)))
     letter = dead_letter_records.decode(orjson.dumps(written))
     assert base64.b64decode(written["payload_base64"]) == event.data
     assert letter.event().data == event.data
@@ -334,7 +334,7 @@ def test_a_payload_that_no_dead_letter_could_hold_is_rejected(value, media_type)
     assert rejected.value.reason == "too_large"
     event = parsing.parse(binary(value[: len(value) * 19 // 20], media_type), layout)
     outcome = Outcome(builders.delivery(event=event), OutcomeKind.DEAD_LETTERED, (), "expired")
-    assert len(dead_letter_records.bounded(dead_letter_rows.dead_letter(outcome))) < dead_letter_records.MAX_BYTES
+    assert len(dead_letter_records.bounded(dead_letter_rows.dead_letter(outcome, now_ms=0))) < dead_letter_records.MAX_BYTES
 
 
 def test_an_invalid_media_type_never_becomes_a_header():

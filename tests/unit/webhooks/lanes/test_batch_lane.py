@@ -134,7 +134,7 @@ def test_deleted_or_paused_meanwhile_is_skipped_with_a_reason(snapshot, reason):
     assert posted == []
     counted = counters.count(results, cpu_s=0)
     assert (counted.deliveries, counted.batches) == ({("skipped", reason): 3}, {})
-    record = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)
+    record = orjson.loads(next(topic_rows.rows(results, TOPICS, now_ms=0)).value)
     assert (record["customer_id"], record["mode"]) == ("c1", "batch")
     [entry] = record["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_skipped", reason, 3)
@@ -201,7 +201,7 @@ def test_a_failed_batch_is_a_dead_letter_for_each_event():
         registry(), pending_batch(*of), answers=(500,), quick_retry=backoff.QuickRetry(max_attempts=2, first_wait_s=0)
     )
     assert len({headers_of(request)["webhook-id"] for request in posted}) == 1
-    log, *letters = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS)]
+    log, *letters = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS, now_ms=0)]
     assert [entry["attempt"] for entry in log[1]["entries"]] == [1, 2]
     assert log[1]["entries"][0]["offsets"] == {"s1": {"events.order.created": {"0": [7, 7, 7]}}}
     assert [(topic, letter["event_id"], letter["reason"]) for topic, letter in letters] == [
@@ -210,7 +210,7 @@ def test_a_failed_batch_is_a_dead_letter_for_each_event():
     outcome = batch_lane.Outcome(
         builders.delivery(event=of[0]), OutcomeKind.DEAD_LETTERED, results.batches[0].outcome.attempts, "x"
     )
-    alone = orjson.loads(dead_letter_records.encode(dead_letter_rows.dead_letter(outcome)))
+    alone = orjson.loads(dead_letter_records.encode(dead_letter_rows.dead_letter(outcome, now_ms=0)))
     assert letters[0][1].keys() == alone.keys() | {"batch_webhook_id"}
     same = set(alone) - {"reason", "dead_lettered_at_ms"}
     assert {name: letters[0][1][name] for name in same} == {name: alone[name] for name in same}
@@ -226,7 +226,7 @@ def test_rejected_events_of_a_batch_are_dead_letters():
     counted = counters.count(results, cpu_s=0)
     assert counted.deliveries == {("delivered", "none"): 2, ("dead_lettered", "rejected_by_endpoint"): 1}
     assert counted.latencies.total() == 2
-    log, letter = [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS)]
+    log, letter = [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS, now_ms=0)]
     assert log["entries"][0]["rejected"] == {"s1": {"events.order.created": {"0": [7]}}}
     assert (letter["reason"], letter["attempts"][0]["detail"]) == ("rejected_by_endpoint", "no such order")
     assert letter["event_id"] == results.batches[0].outcome.delivery.events[1].event_id

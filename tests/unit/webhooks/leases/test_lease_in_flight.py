@@ -49,7 +49,7 @@ class Delivered:
         lease.report.move_accepted(self.results)
 
     def written(self):
-        rows = sorted(topic_rows.rows(self.results, TOPICS), key=lambda row: row.topic)
+        rows = sorted(topic_rows.rows(self.results, TOPICS, now_ms=NOW_MS), key=lambda row: row.topic)
         return {
             topic: [orjson.loads(row.value) for row in of] for topic, of in itertools.groupby(rows, key=lambda row: row.topic)
         }

@@ -41,7 +41,7 @@ def read_back(*written, lane=completed_work.FastLaneLog, **bounds):
 
 def written(*outcomes, batches=()):
     results = Results(outcomes=list(outcomes), batches=list(batches))
-    return [(row.topic, row.value) for row in topic_rows.rows(results, TOPICS)]
+    return [(row.topic, row.value) for row in topic_rows.rows(results, TOPICS, now_ms=0)]
 
 
 def ended(kind, *attempts, reason=None, delivery=None):

@@ -16,6 +16,7 @@ from delivery.webhooks.routing import intake
 from tests.support import archive, builders, written_topics
 
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
+NOW_MS = 1_700_000_000_000
 
 
 def attempt(number, error_class, **fields):
@@ -23,7 +24,7 @@ def attempt(number, error_class, **fields):
 
 
 def written(**results):
-    return [(row.topic, row.key, orjson.loads(row.value)) for row in topic_rows.rows(Results(**results), TOPICS)]
+    return [(row.topic, row.key, orjson.loads(row.value)) for row in topic_rows.rows(Results(**results), TOPICS, now_ms=NOW_MS)]
 
 
 def test_every_attempt_is_an_entry_under_its_endpoints_key():
@@ -52,7 +53,7 @@ def test_only_entries_of_one_endpoint_share_bounded_rows():
         )
         for n in range(60)
     ]
-    made = list(topic_rows.rows(Results(outcomes=many), TOPICS))
+    made = list(topic_rows.rows(Results(outcomes=many), TOPICS, now_ms=NOW_MS))
     assert 4 <= len(made) < 10
     assert max(len(row.value) for row in made) < topic_rows.MAX_ROW_BYTES + 1000
     for endpoint_id in ("ep0", "ep1"):
@@ -163,7 +164,7 @@ def test_a_dead_letter_of_the_largest_event_fits_into_kafka(kept):
         for number in range(51 - kept, 51)
     ]
     outcome = Outcome(builders.delivery(event=event), OutcomeKind.DEAD_LETTERED, tuple(hostile), "server_error")
-    *_, row = topic_rows.rows(Results(outcomes=[outcome]), TOPICS)
+    *_, row = topic_rows.rows(Results(outcomes=[outcome]), TOPICS, now_ms=NOW_MS)
     letter = dead_letter_records.decode(row.value)
     assert len(row.value) < 1024 * 1024 - 4096  # Kafka's default, less the key and the frame of a record
     assert letter.payload() == event.data

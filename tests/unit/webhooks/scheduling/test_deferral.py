@@ -96,7 +96,7 @@ def test_a_blocked_endpoint_defers_even_without_a_schedule(fields, suppressed, r
     assert [(o.kind, o.reason, o.next_attempt) for o in results.outcomes] == [
         (OutcomeKind.POSTPONED, reason, NextAttempt(round(NOW_S * 1000), 0))
     ] * 2
-    [log] = [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS)][:1]
+    [log] = [orjson.loads(row.value) for row in topic_rows.rows(results, TOPICS, now_ms=NOW_MS)][:1]
     assert [(entry["kind"], entry["reason"], entry["event_id"]) for entry in log["entries"]] == [
         ("postponed", reason, "e0"),
         ("postponed", reason, "e1"),
@@ -185,7 +185,7 @@ def test_an_entry_names_the_newest_registry_of_its_match():
 
 def test_attempts_of_a_deferred_delivery_are_logged():
     results, _ = deliver(builders.endpoint(retrying=FAILING), {}, error_class=error_classes.REFUSED)
-    written = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS)]
+    written = [(row.topic, orjson.loads(row.value)) for row in topic_rows.rows(results, TOPICS, now_ms=NOW_MS)]
     assert [topic for topic, _ in written] == ["attempts", "attempts"]  # the log, and the receipt
     assert [(entry["kind"], entry["error_class"]) for entry in written[0][1]["entries"]] == [("attempt", "refused")]
 
@@ -254,7 +254,7 @@ def test_a_batch_is_deferred_whole(fields, suppressed, reason):
     batch.extend(batches.pending_batch(events[2], subscription="s2"))
     results, posted = deliver_batches(snapshot, batch, suppressed=suppressed)
     assert posted == []
-    [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS)).value)["entries"]
+    [entry] = orjson.loads(next(topic_rows.rows(results, TOPICS, now_ms=NOW_MS)).value)["entries"]
     assert (entry["kind"], entry["reason"], entry["count"]) == ("batch_postponed", reason, 3)
     [(_, deferred)] = postponed(results)
     [entry] = deferred.entries
@@ -280,7 +280,7 @@ def test_a_failed_batch_keeps_its_id_and_attempt_history():
     events = batches.events(3)
     snapshot = builders.snapshot(batches.endpoint(retrying=FAILING), builders.subscription())
     results, _ = deliver_batches(snapshot, batches.pending_batch(*events), answers=(500,))
-    assert [row.topic for row in topic_rows.rows(results, TOPICS)] == ["attempts"]
+    assert [row.topic for row in topic_rows.rows(results, TOPICS, now_ms=NOW_MS)] == ["attempts"]
     [(_, deferred)] = postponed(results)
     [entry] = deferred.entries
     assert (entry.reason, entry.retries, [attempt.status for attempt in entry.history]) == ("server_error", 1, [500])

@@ -230,7 +230,8 @@ def test_the_lifetime_may_be_text_or_missing(expires_in, lifetime_s):
 
 def attempts(servers, count=1, clock=None):
     async def main():
-        using = sender.Sender(servers, guard.Guard(), timeout_s=TIMEOUT_S, clock=clock or fakes.Clock())
+        now_s = clock or fakes.Clock()
+        using = sender.Sender(servers, guard.Guard(), timeout_s=TIMEOUT_S, clock=now_s, endpoint_time=now_s)
         delivery = builders.delivery(endpoint=builders.endpoint(auth=AUTH))
         return [await using.attempt(delivery, number) for number in range(1, count + 1)]
 
@@ -298,6 +299,37 @@ def test_an_attempt_without_a_token_is_not_sent():
     assert (made.status, made.error_class) == (None, "token_refused")
     assert made.detail == "the token server answered 500: check that server and auth.token_url"
     assert servers.posted == []
+
+
+class SlowTokenServer(Servers):
+    """Servers whose token server takes `token_s` seconds of `clock` for each response."""
+
+    def __init__(self, *grants, clock, token_s):
+        super().__init__(*grants)
+        self._clock, self._token_s = clock, token_s
+
+    async def post(self, to, headers, body, timeout_s):
+        answer = await super().post(to, headers, body, timeout_s)
+        if b"/token" in to.head:
+            self._clock.now += self._token_s
+        return answer
+
+
+def test_a_slow_token_server_is_no_timeout_of_the_endpoint():
+    """Regression: the request got the last tenth of a second, failed as `timeout`, and opened the endpoint's breaker sooner."""
+    clock = fakes.Clock()
+    late, next_one = attempts(servers := SlowTokenServer(granted(), clock=clock, token_s=1.9), count=2, clock=clock)
+    assert late.error_class == "token_refused"
+    assert late.detail == (
+        "the token server left too little of the attempt's time, so the endpoint got no request: check that server"
+    )
+    assert (next_one.error_class, servers.tokens_sent(), len(servers.token_requests)) == (None, [b"t1"], 1)
+
+
+def test_a_token_that_leaves_time_for_the_request_is_sent():
+    clock = fakes.Clock()
+    [made] = attempts(servers := SlowTokenServer(granted(), clock=clock, token_s=1.4), clock=clock)
+    assert (made.error_class, servers.tokens_sent()) == (None, [b"t1"])
 
 
 def test_neither_secret_nor_token_show_anywhere(caplog):

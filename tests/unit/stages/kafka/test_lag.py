@@ -1,0 +1,50 @@
+"""The lag of a lane, as the scaling of executors gets it. Without Kafka."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from delivery.config import kafka_clients, settings
+from delivery.observability import health
+from delivery.stages.kafka import lag
+
+CONFIG = settings.Settings()
+TICKS = {CONFIG.batch.ticks_topic: {0: 7}}
+
+
+class Once(threading.Event):
+    """An event that the first wait sets, so that Kafka is asked once."""
+
+    def wait(self, *_):
+        self.set()
+
+
+class Admin:
+    """A Kafka whose partitions all end at offset 10."""
+
+    def describe_cluster(self, **_):
+        return SimpleNamespace(result=lambda: None)
+
+    def list_offsets(self, asked, **_):
+        return {partition: SimpleNamespace(result=lambda: SimpleNamespace(offset=10)) for partition in asked}
+
+
+@pytest.mark.parametrize(
+    ("positions", "paused", "has_no_topics", "expected"),
+    [
+        pytest.param({}, {}, False, (None, False), id="no progress yet"),
+        pytest.param({}, {}, True, (None, True), id="the query found no topic"),
+        pytest.param(TICKS, {}, False, (None, True), id="only the lane's wake-up topic"),
+        pytest.param({}, {"events.a": {0: 4}}, True, (None, False), id="its only topic is paused"),
+        pytest.param({"events.a": {0: 4}}, {}, False, (6, False), id="a topic"),
+    ],
+)
+def test_no_topic_is_not_an_unknown_lag(monkeypatch, positions, paused, has_no_topics, expected):
+    monkeypatch.setattr(kafka_clients, "admin", lambda _: Admin())
+    watch = health.Watch(pause_reason=lambda: None, stop=threading.Event())
+    watch.has_no_topics = has_no_topics
+    watch.reach(positions)
+    watch.pause_topics(paused)
+    lag._poll(CONFIG, "batch", watch, Once())
+    assert (watch.backlog.lag, watch.backlog.has_no_topics) == expected
