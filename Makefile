@@ -41,10 +41,10 @@ test: before-servers
 before-servers: setup
 	@$(MAKE) --no-print-directory -j 4 lint quick prepare test-chart
 
-# The plugin measures sets with slow tests, and judges the others. More requests to the API and more histories are tried than by
-# `make test`.
+# The plugin measures sets with slow tests, and judges the others. More cases are generated: tests/support/thoroughness.py.
+test-all: export THOROUGH = 1
 test-all: before-servers test-openapi
-	EXAMPLES=24 HISTORIES=5 $(PYTEST) -p tests.budget $(SERVERS) $(ARGS)
+	$(PYTEST) -p tests.budget $(SERVERS) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

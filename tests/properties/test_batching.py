@@ -9,7 +9,7 @@ from delivery.model import LeaveReason
 from delivery.webhooks.batching import batcher, segment
 from delivery.webhooks.batching.batcher import BatchingBounds
 from delivery.webhooks.state.compaction import MergeBounds
-from tests.support import builders
+from tests.support import builders, thoroughness
 from tests.support.batches import pending_batch
 from tests.support.shards import Shard
 
@@ -117,7 +117,7 @@ def play(history, bounds=batcher.BOUNDS):
     run.drain()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thoroughness.cases(120, thorough=300), deadline=None)
 @given(steps)
 def test_every_history_keeps_every_promise(history):
     play(history)
@@ -129,7 +129,7 @@ def test_frequent_merges_lose_nothing(history, runs, size):
     play(history, BatchingBounds(max_segment_bytes=size, merges=MergeBounds(max_runs=runs, min_merged_size=1)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=thoroughness.cases(80, thorough=200), deadline=None)
 @given(steps, st.sampled_from([1, 600, 3000]))
 def test_a_backlog_beyond_one_decision_leaves_by_later_ones(history, size):
     merges = MergeBounds(max_merged_size=size)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from subscriptions_db.archive.notifications import endpoint_health
 from subscriptions_db.archive.notifications.endpoint_health import EndpointHealth, EventKind, Policy, Signal, SignalKind
-from tests.support import archive
+from tests.support import archive, thoroughness
 
 POLICY = Policy(failing_after_s=30, backlog_events=20, quiet_s=200)
 steps = st.tuples(
@@ -37,7 +37,7 @@ def fold(history, known=None, *, restarts=frozenset()):
     return events
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thoroughness.cases(120, thorough=300), deadline=None)
 @given(histories())
 def test_failing_and_recovered_alternate(history):
     is_failing = False
@@ -50,7 +50,7 @@ def test_failing_and_recovered_alternate(history):
             is_failing = event.kind is EventKind.FAILING
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thoroughness.cases(120, thorough=300), deadline=None)
 @given(histories())
 def test_each_kind_comes_once_in_the_quiet_time_with_its_own_id(history):
     by_kind = collections.defaultdict(list)
@@ -65,13 +65,13 @@ def test_each_kind_comes_once_in_the_quiet_time_with_its_own_id(history):
     assert len({event.event_id for event in events}) == len(events)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thoroughness.cases(120, thorough=300), deadline=None)
 @given(histories(), st.frozensets(st.integers(0, 80)))
 def test_a_restart_anywhere_publishes_the_same_events(history, restarts):
     assert fold(history, restarts=restarts) == fold(history)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thoroughness.cases(120, thorough=300), deadline=None)
 @given(histories())
 def test_events_count_every_dead_letter_in_the_end(history):
     end = history[-1].at + dt.timedelta(seconds=POLICY.quiet_s) if history else archive.NOW

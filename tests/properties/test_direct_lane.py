@@ -18,7 +18,7 @@ from delivery.webhooks.results import topic_rows
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_records
 from delivery.webhooks.routing import intake, registries
-from tests.support import builders, fakes
+from tests.support import builders, fakes, thoroughness
 from tests.support.dispatching import fast_lane
 
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
@@ -99,7 +99,7 @@ def deliver(batch, layout):
     return asyncio.run(main())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=thoroughness.cases(160, thorough=400), deadline=None)
 @given(st.lists(records, max_size=4))
 @example([builders.record(value=b'{"tenant_id":"t1"}', appended_at_ms=1_700_000_000_000_000)])  # microseconds
 @example([builders.record(value=b'{"tenant_id":"t1"}', headers=(("", b""),) * 100_000)])

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from delivery.webhooks.routing import explain, matching
 from tests.properties.test_matching import events, subscriptions
-from tests.support import builders
+from tests.support import builders, thoroughness
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thoroughness.cases(120, thorough=300), deadline=None)
 @given(st.lists(subscriptions(), max_size=6, unique_by=lambda row: row.subscription_id), events)
 def test_an_explanation_agrees_with_the_router(rows, event):
     router = matching.Router(builders.snapshot(builders.endpoint(), *rows))

@@ -10,7 +10,7 @@ from delivery.webhooks.filters.index import FilterIndex
 from delivery.webhooks.filters.intervals import Range, Ranges
 from delivery.webhooks.routing import matching
 from tests.properties import test_filters as world
-from tests.support import builders
+from tests.support import builders, thoroughness
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 
@@ -36,7 +36,7 @@ def asked_one_after_the_other(patterns, document):
     return {number for number, pattern in enumerate(patterns) if event_pattern.compile_pattern(pattern).matches(document)}
 
 
-@settings(unhurried, max_examples=250)
+@settings(unhurried, max_examples=thoroughness.cases(100, thorough=250))
 @given(with_a_document_near(several_patterns))
 def test_every_filter_that_matches_is_a_candidate(patterns_and_document):
     patterns, document = patterns_and_document
@@ -60,7 +60,7 @@ def with_values_similar(draw, several):
     return alternatives, draw(world.maybe_in_arrays(st.sampled_from(literals)))
 
 
-@settings(unhurried, max_examples=300)
+@settings(unhurried, max_examples=thoroughness.cases(120, thorough=300))
 @given(with_values_similar(st.lists(telling, min_size=1, max_size=4)))
 def test_a_filter_on_one_field_is_a_candidate_only_if_it_matches(alternatives_and_value):
     alternatives, value = alternatives_and_value
@@ -70,7 +70,7 @@ def test_a_filter_on_one_field_is_a_candidate_only_if_it_matches(alternatives_an
     assert index.candidates({"p": value}) == asked_one_after_the_other(patterns, {"p": value})
 
 
-@settings(unhurried, max_examples=100)
+@settings(unhurried, max_examples=thoroughness.cases(40, thorough=100))
 @given(
     with_a_document_near(st.lists(any_patterns, min_size=1, max_size=3)),
     st.lists(st.integers(0, 2), min_size=matching.MIN_INDEXED_RULES, max_size=12),

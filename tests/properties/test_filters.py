@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from delivery import errors
 from delivery.webhooks.filters import event_pattern
+from tests.support import thoroughness
 
 # --- documents and patterns of a small world, where things meet often ---------------------------------------------------
 
@@ -220,7 +221,7 @@ def kind(value):
 unhurried = settings(deadline=None)  # a busy machine is no failure
 
 
-@settings(unhurried, max_examples=250)
+@settings(unhurried, max_examples=thoroughness.cases(100, thorough=250))
 @given(patterns(present | st.just(ABSENT)).flatmap(with_document))
 def test_a_compiled_filter_equals_the_naive_interpreter(pattern_and_document):
     pattern, document = pattern_and_document

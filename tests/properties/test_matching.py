@@ -7,7 +7,7 @@ from delivery.registry_model import PLATFORM, Revision
 from delivery.webhooks.filters import event_pattern
 from delivery.webhooks.routing import matching
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
-from tests.support import builders
+from tests.support import builders, thoroughness
 
 TYPES = ("a.x", "a.y", "a.x.z", "b")
 TENANTS = ("1", "2", PLATFORM)
@@ -72,7 +72,7 @@ def naive_join(event, rows):
             yield row.subscription_id
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=thoroughness.cases(120, thorough=300), deadline=None)
 @given(
     st.lists(subscriptions(), max_size=6, unique_by=lambda row: row.subscription_id), histories, st.lists(events, max_size=6)
 )

@@ -11,7 +11,7 @@ from delivery.webhooks.retries import endpoint_state, shard_scheduler
 from delivery.webhooks.retries.leasing_bounds import LeasingBounds
 from delivery.webhooks.state.compaction import MergeBounds
 from delivery.webhooks.state.segment_store import StoreBounds
-from tests.support import retries
+from tests.support import retries, thoroughness
 from tests.support.retries import NOW
 
 reasons = st.sampled_from(
@@ -213,7 +213,7 @@ def run_through(history, **options):
     run.drain()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=thoroughness.cases(60, thorough=150), deadline=None)
 @given(steps)
 def test_every_history_keeps_every_promise(history):
     run_through(history)

@@ -3,7 +3,6 @@
 Every run of the tests uses other seeds. A failure says how to replay it: `python -m tests.simulation --seed N --deaths D`.
 """
 
-import os
 import random
 import secrets
 
@@ -11,9 +10,9 @@ import pytest
 
 from tests.simulation import history, shards, virtual
 from tests.simulation.world import Mood
+from tests.support import thoroughness
 
-SEEDS = int(os.environ.get("HISTORIES", "2"))
-"""Histories for each rate of deaths. `make test-all` tries more."""
+SEEDS = thoroughness.cases(2, thorough=5)
 DRAWN = secrets.randbelow(1_000_000)
 
 

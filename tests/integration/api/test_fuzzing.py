@@ -22,11 +22,12 @@ from delivery.config import settings as settings_of_the_platform
 from subscriptions_db.api.server import openapi
 from subscriptions_db.api.server.route_table import ROUTES
 from tests.integration.api import world
+from tests.support import thoroughness
 
 pytestmark = pytest.mark.integration
 
 SCHEMA = schemathesis.openapi.from_dict(openapi.document(ROUTES))
-EXAMPLES = int(os.environ.get("EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("EXAMPLES", thoroughness.cases(4, thorough=24)))
 """For each route and kind of request. Raise it to look for more."""
 SEED = int(os.environ.get("SEED", "1"))
 KNOWN = {"endpoint_id": "acme-orders", "subscription_id": "acme-all", "customer_id": "acme", "tenant_id": "t1",
