@@ -318,7 +318,11 @@ def redrive(
 
 @contextlib.contextmanager
 def reading(config: settings.Settings, console: rich.console.Console | None = None) -> Iterator[DeadLetterReader]:
-    """Yield a reader, and close it afterwards. Raise SettingsError if there is no dead-letter topic."""
+    """Yield a reader, and close it afterwards.
+
+    Raise SettingsError if there is no dead-letter topic that this login may describe, and KafkaUnavailable if Kafka does not
+    answer.
+    """
     reader = DeadLetterReader(config, console)
     try:
         reader.require_topic()

@@ -1,6 +1,6 @@
 """Measure the memory and disk of the batch lane for waiting events of many endpoints.
 
-1. The job starts. Each endpoint waits an hour for a batch that is larger than the number of its events.
+1. The job starts. Each endpoint waits an hour for a batch of more events than the endpoint gets. So no batch becomes full.
 2. `each` events are published for each endpoint, on average. The job collects the events, and sends no batch.
 3. Memory and disk of the job are read. Nothing may be lost: the topics must show that all events wait for their batches.
 """

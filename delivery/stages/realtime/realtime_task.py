@@ -265,8 +265,8 @@ class RealtimeTask:
     def _take(self, update: messages.DriverUpdate) -> None:
         """Apply an update of the driver: pause, registry and suppressed endpoints.
 
-        The event loop uses the registry and the suppressed endpoints, so both change only in the loop. A new snapshot is a new
-        registry, which the next slice uses.
+        Called in the reporter's thread. The event loop uses the registry and the suppressed endpoints, so this method hands
+        their changes over to the loop. A new snapshot becomes a new registry at once, which the next slice uses.
         """
         self._lane.pause(is_paused=update.is_paused)
         if self._take_base(update):

@@ -114,7 +114,10 @@ def process_cpu() -> Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observer:
-    """Count and log results of tasks, leases and background attempts. Called in a task of the worker with each Results."""
+    """Count the results of tasks, leases and background attempts, and log a sample of the attempts.
+
+    Each Spark task calls the object in its worker, once for each Results that the task writes.
+    """
 
     total: Accumulator[Counters]
     gone: Accumulator[frozenset[AttemptedEndpoint]]

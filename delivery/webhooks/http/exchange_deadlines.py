@@ -61,13 +61,13 @@ class Deadlines:
         self._has_skipped = False
 
     def within(self, timeout_s: float) -> Deadline:
-        """Return the deadlines of an exchange that begins now and may take `timeout_s` seconds."""
+        """Return the Deadline of an exchange that begins now and may take `timeout_s` seconds."""
         now = self._endpoint_time()
         latest = self._loop.time() + timeout_s + self._max_extension_s
         return now + timeout_s, latest, now + max(ENOUGH_S, timeout_s * ENOUGH_SHARE)
 
     def begin(self, exchange: Expiring, deadline: Deadline) -> None:
-        """Expire `exchange` at a check after its end by one of the two clocks, unless `end` is called before."""
+        """Expire `exchange` at the next check after `deadline` has passed by either clock, unless `end` is called before."""
         self._running[exchange] = deadline
         if self._timer is None:
             self._schedule_check()

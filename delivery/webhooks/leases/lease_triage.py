@@ -60,7 +60,7 @@ class ToRequeue(NamedTuple):
 
 
 class WasDelivered(NamedTuple):
-    """The endpoint accepted the entry already. The events in `skipped` are still to be recorded as skipped."""
+    """The endpoint accepted the entry's other events already. The events in `skipped` are still to be recorded as skipped."""
 
     skipped: Parts
 

@@ -41,7 +41,10 @@ class TimerEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Bucket(msgspec.Struct, array_like=True, gc=False):
-    """Timer entries that are due at about the same time."""
+    """Timer entries whose times lie in one interval.
+
+    The interval is at most a quarter of the time until then, or about a second if that is longer.
+    """
 
     due_ms: int
     """When to open the bucket: when its first entry is due. A bucket of the narrowest width: when its last entry is due."""

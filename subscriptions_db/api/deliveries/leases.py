@@ -169,7 +169,7 @@ def nack(call: Call) -> SettledLetters:
 
 
 def extend(call: Call) -> SettledLetters:
-    """Let leases end at another time, sooner or later than before."""
+    """Let leases end `lease_s` seconds from now, sooner or later than before, but at most 12 hours after their poll."""
     now, lease_s = dt.datetime.now(dt.UTC), call.body_as(ExtendRequest).lease_s
     return _settled(call, "extended", functools.partial(receipts.extend, now=now, lease_s=lease_s))
 

@@ -231,7 +231,7 @@ def fitting_letters(
 
 
 def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[int]:
-    """Return the approximate bytes of each dead letter in an answer, in the order of the positions; 0 for a missing one."""
+    """Return about how many bytes each dead letter takes in an answer of the API, in the order of the positions; 0: missing."""
     if not positions:
         return []
     with connect.translated_errors():
