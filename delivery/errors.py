@@ -77,6 +77,9 @@ class RegistryUnavailable(FanoutError):
 class SchemaRegistryUnavailable(FanoutError):
     """The schema registry cannot be reached, or does not say if it has a schema. The records that need the schema wait."""
 
+    is_forbidden = False
+    """True if the schema registry answers that this login may not read the schema (status 403)."""
+
 
 class RegistryOutdated(FanoutError):
     """The schema in Postgres is missing or not at the version that this code needs, or Postgres itself is too old."""

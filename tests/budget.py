@@ -5,7 +5,8 @@ processes below them: the commands, Spark's JVMs, the brokers. Seconds of the cl
 CPU seconds depend on the processor and on how much of its caches others use. So each worker times a piece of work of its own
 between tests, and the seconds are divided by how much longer that took than on the machine of the budgets.
 
-A set that ran a test marked `slow` is measured, and not judged. The budgets are those of `make test`, which runs none of them.
+The budgets are those of `make test`. A set that ran a test marked `slow`, or more generated cases
+(tests/support/thoroughness.py), is measured, and not judged.
 
 Not counted: a Postgres server. It leaves the tree when it has started, and only on a busy machine would it be seen before that.
 """
@@ -23,6 +24,7 @@ import psutil
 import pytest
 
 from load_tests.harness import machine_speed
+from tests.support import thoroughness
 
 BUDGETS_S = {"unit": 50, "properties": 26, "simulation": 22, "integration": 140, "spark": 80, "e2e": 330}
 """CPU seconds of each set, as measured (docs/testing.md). A set that is not here is measured, and not judged."""
@@ -34,7 +36,7 @@ PROBE_EVERY_S = 15.0
 
 
 def over(spent: dict[str, float], budgets: dict[str, float], with_slow: Collection[str] = ()) -> list[str]:
-    """Return what to say of each set that took more than its budget allows, without the sets that ran slow tests."""
+    """Return what to say of each set that took more than its budget allows, without the sets in `with_slow`."""
     return [
         f"{name} took {spent[name]:.0f} CPU seconds, more than {TOLERANCE:.0%} of its {budgets[name]:.0f}"
         for name in sorted(spent.keys() & budgets.keys() - set(with_slow))
@@ -97,7 +99,7 @@ class Measuring:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         name = set_of(item)
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow") or thoroughness.IS_THOROUGH:
             self._with_slow.add(name)
         if time.monotonic() - self._probed_at > PROBE_EVERY_S or not self._probes[name]:
             self._probes[name].append(machine_speed.slowdown())
@@ -143,7 +145,7 @@ class Judging:
         spent, with_slow = config.stash[TOTALS], config.stash[WITH_SLOW]
         terminalreporter.section("CPU seconds of each set, and its budget")
         for name in sorted(spent):
-            budget = "with slow tests: not judged" if name in with_slow else BUDGETS_S.get(name, "none")
+            budget = "with slow tests or more cases: not judged" if name in with_slow else BUDGETS_S.get(name, "none")
             terminalreporter.line(f"{name:12} {spent[name]:6.0f} {budget:>6}")
         for problem in over(spent, BUDGETS_S, with_slow):
             terminalreporter.line(f"over budget: {problem}", red=True)
@@ -151,7 +153,7 @@ class Judging:
 
 TOTALS = pytest.StashKey[collections.Counter]()
 WITH_SLOW = pytest.StashKey[set]()
-"""Sets that ran a test marked `slow`."""
+"""Sets that ran a test marked `slow`, or more generated cases."""
 
 
 def set_of(item):

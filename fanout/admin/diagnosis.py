@@ -176,8 +176,11 @@ def _schema_registry(config: settings.Settings) -> str:
     formats = plan_builder.formats_of(config.schema_registry)
     if formats is None:
         return "none, because schema_registry.topic_pattern is empty"
-    registry_client.RegistryClient(formats.access).require_answer()
-    return f"{config.schema_registry.url} answers, for topics that match {formats.topic_pattern}"
+    may_read = registry_client.RegistryClient(formats.access).require_answer()
+    limit = (
+        "" if may_read else ". This login may not read schema 1 (status 403): see that it may read the schemas of these topics"
+    )
+    return f"{config.schema_registry.url} answers, for topics that match {formats.topic_pattern}{limit}"
 
 
 def _postgres(config: settings.Settings) -> str:

@@ -186,6 +186,7 @@ class EmbeddedKafka:
             return subprocess.Popen(
                 [str(java.find().absolute()), *JVM, "-cp", classpath, *arguments],
                 cwd=self._root,
+                env=os.environ | {"LC_ALL": "C.UTF-8"},  # Java decodes arguments and its working folder by the locale
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

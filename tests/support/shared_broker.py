@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from fanout.jvm import jars
 from fanout.local import kafka_server
 
@@ -36,7 +38,7 @@ def running(folder: Path, libraries: jars.Jars) -> Iterator[SharedBroker]:
         fcntl.flock(users, fcntl.LOCK_SH)  # before the file is read: from now on nobody ends the broker
         with (folder / "kafka.start").open("w") as start:
             fcntl.flock(start, fcntl.LOCK_EX)
-            own = None if known.exists() else _started(folder / "kafka", libraries)
+            own = None if _runs(known) else _started(folder / "kafka", libraries)
             if own is not None:
                 shared = SharedBroker(own.bootstrap_servers, own.port, own.pid)
                 known.write_text(json.dumps(asdict(shared)))
@@ -45,6 +47,11 @@ def running(folder: Path, libraries: jars.Jars) -> Iterator[SharedBroker]:
             fcntl.flock(users, fcntl.LOCK_EX)
             known.unlink()
             own.kill()  # a graceful stop takes seconds, for data that nobody reads again
+
+
+def _runs(known: Path) -> bool:
+    # A worker that crashed has left the file, and its broker has ended with it.
+    return known.exists() and psutil.pid_exists(json.loads(known.read_text())["pid"])
 
 
 def _started(folder: Path, libraries: jars.Jars) -> kafka_server.EmbeddedKafka:

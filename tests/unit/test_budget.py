@@ -53,7 +53,7 @@ def test_a_run_fails_by_what_the_processes_of_a_set_used(tmp_path, workers, allo
     )  # fmt: skip
     assert done.returncode == returncode, done.stdout
     assert ("over budget: burning took" in done.stdout) is bool(returncode), done.stdout
-    assert ("with slow tests: not judged" in done.stdout) is bool(mark), done.stdout
+    assert ("with slow tests or more cases: not judged" in done.stdout) is bool(mark), done.stdout
 
 
 @pytest.mark.parametrize(("name", "is_counted"), [("burner", True), ("postgres", False)])

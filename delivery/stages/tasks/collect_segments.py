@@ -68,10 +68,10 @@ class RoutePartition:
     immediate_flush_s: float
     direct_from: Mapping[str, Mapping[str, int]] | None
     """Offset from which the direct lane of the same job reports rejected records, by topic and partition (a decimal text). A
-    partition that is missing: from its first record. From there on, this lane reports only those with a reason in
-    `intake.LANE_SPECIFIC`. The direct lane read earlier records before this job started, with other settings perhaps, and may
-    have accepted them. So this lane reports all that it rejects of them. None: the job runs no direct lane, and this lane
-    reports all."""
+    partition that is missing, such as those of the real-time lane: from its first record. From there on, this lane reports only
+    those with a reason in `intake.LANE_SPECIFIC`. The direct lane read earlier records before this job started, with other
+    settings perhaps, and may have accepted them. So this lane reports all that it rejects of them. None: the job runs no direct
+    lane, and this lane reports all."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, shards = self.tools.begin(), len(self.shard_keys)

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from delivery import errors
-from delivery.webhooks.formats import wire_format
+from delivery.webhooks.formats import protobuf_maps, wire_format
 
 _MAIN = "fanout/schema.proto"
 """File name that the schema gets, because the schema registry has no name for it. No other file may import this name."""
@@ -78,9 +78,7 @@ def _compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byt
                 always_print_fields_with_no_presence=True,
                 descriptor_pool=pool,
             )
-            # Protobuf yields the entries of a map in an order that differs from process to process. The ids of events may
-            # depend on the payload, so each process must make the same JSON.
-            return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+            return orjson.dumps(protobuf_maps.sorted_by_key(document, message_class.DESCRIPTOR))
         except Exception as exc:  # as in `avro`
             problem = f"the value does not decode by its Protobuf schema ({type(exc).__name__}: {exc}"[:150]
             raise errors.EventRejected("undecodable", f"{problem}): use a Protobuf serializer of the schema registry") from exc

@@ -58,23 +58,32 @@ class RegistryClient:
         """
         return self._patiently.copy()(self._schema, schema_id)
 
-    def require_answer(self) -> None:
+    def require_answer(self) -> bool:
         """Find out whether the schema registry answers: ask for schema 1 and the schemas that schema 1 needs, without retries.
 
-        Raise SchemaRegistryUnavailable if the schema registry gives no usable answer. Usable are also the answers that schema 1
-        does not exist, and that this login may not read it (status 403): the login may be limited to schemas of its own.
+        Return True for a usable answer; the answer that schema 1 does not exist is usable. Return False for status 403: this
+        login may not read schema 1, but perhaps schemas of its own. Raise SchemaRegistryUnavailable for any other answer, and
+        for none.
         """
-        self._schema(1, may_be_forbidden=True)
+        try:
+            self._schema(1)
+        except errors.SchemaRegistryUnavailable as exc:
+            if exc.is_forbidden:
+                return False
+            raise
+        return True
 
-    def _schema(self, schema_id: int, *, may_be_forbidden: bool = False) -> schemas.Schema | None:
+    def _schema(self, schema_id: int) -> schemas.Schema | None:
         from confluent_kafka.schema_registry import error  # noqa: PLC0415  # takes 0.1 s and 22 MB: for jobs with a registry only
 
         try:
             found, needed = self._read(schema_id)
         except error.SchemaRegistryError as exc:
-            if exc.error_code in NOT_FOUND or (may_be_forbidden and exc.http_status_code == HTTPStatus.FORBIDDEN):
+            if exc.error_code in NOT_FOUND:
                 return None
-            raise self._unavailable(schema_id, f"it answered with status {exc.http_status_code}") from None
+            failure = self._unavailable(schema_id, f"it answered with status {exc.http_status_code}")
+            failure.is_forbidden = exc.http_status_code == HTTPStatus.FORBIDDEN
+            raise failure from None
         except Exception as exc:  # noqa: BLE001  # the client raises errors of many classes; none is the record's fault
             raise self._unavailable(schema_id, type(exc).__name__) from None
         if not found.schema_str:

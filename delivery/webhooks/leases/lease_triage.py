@@ -10,12 +10,10 @@ Pure: the registry's rows, the completed-work log, the attempt, `now_ms` and the
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from delivery import errors
 from delivery.model import Attempt, NextAttempt, OutcomeKind, SkipReason
 from delivery.registry_model import Endpoint, EndpointStatus, Revision
 from delivery.webhooks.batching import segment
@@ -146,7 +144,7 @@ def settle(
         now_ms=now_ms,
         expires_ms=entry.expires_ms,
         retry_after_s=attempt.retry_after_s,
-        local_failures=_local_failures((*entry.history, attempt)),
+        repeated=backoff.local_failures((*entry.history, attempt)),
         rng=rng,
     )
     kind = OutcomeKind.DEAD_LETTERED if next_attempt is None else OutcomeKind.POSTPONED
@@ -156,12 +154,6 @@ def settle(
         is_unhealthy=error_class in circuit_breaker.UNHEALTHY,
         is_refusal=error_class in circuit_breaker.REFUSED,
     )
-
-
-def _local_failures(attempts: Sequence[Attempt]) -> int:
-    """Return the number of LocalFailures at the end of `attempts`, at least 1."""
-    local = errors.LocalFailure.error_class
-    return max(1, len([*itertools.takewhile(lambda attempt: attempt.error_class == local, reversed(attempts))]))
 
 
 def parts(

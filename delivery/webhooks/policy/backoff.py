@@ -8,12 +8,14 @@ entries in its state.
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from delivery import errors
-from delivery.model import NextAttempt
+from delivery.model import Attempt, NextAttempt
 from delivery.registry_model import Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
 
@@ -45,6 +47,8 @@ LOCAL_WAIT_S = 5.0
 """Seconds before the next attempt in the retry lane after a LocalFailure (a fault of the platform) or a 410 of the endpoint.
 After several LocalFailures in a row, this many seconds for each. Also the wait of an entry for which a worker has no memory,
 and the shortest wait for a newer registry."""
+MAX_LOCAL_WAITS = 10
+"""Most LocalFailures in a row that lengthen a wait."""
 MAX_BEHIND_S = 300.0
 """Longest wait, in seconds, of a retry entry that needs a newer registry than the worker has, before the entry's next lease."""
 
@@ -84,6 +88,13 @@ class QuickRetry:
         return max(wait_s * rng.uniform(1 - self.jitter, 1 + self.jitter), asked_s * rng.uniform(1, 1 + self.jitter))
 
 
+def local_failures(attempts: Sequence[Attempt]) -> int:
+    """Return the number of LocalFailures with which `attempts` ends, from 1 to MAX_LOCAL_WAITS."""
+    local = errors.LocalFailure.error_class
+    count = len([*itertools.takewhile(lambda attempt: attempt.error_class == local, reversed(attempts))])
+    return min(max(count, 1), MAX_LOCAL_WAITS)
+
+
 def next_attempt(
     retrying: Retrying,
     error_class: str,
@@ -92,16 +103,16 @@ def next_attempt(
     now_ms: int,
     expires_ms: int,
     retry_after_s: float | None = None,
-    local_failures: int = 1,
+    repeated: int = 1,
     rng: Rng = random,
 ) -> NextAttempt | None:
     """Return the next attempt in the retry lane after a failed attempt. None: the delivery is given up.
 
-    `retries` is the number of waits of the endpoint's schedule that the delivery has used up. `local_failures` is the number of
-    attempts that ended in a row as this one did, if this one is a LocalFailure.
+    `retries` is the number of waits of the endpoint's schedule that the delivery has used up. `repeated` is the number of
+    LocalFailures in a row (`local_failures`), if this attempt was one.
 
     1. An endpoint without a schedule: the delivery is given up.
-    2. A LocalFailure: LOCAL_WAIT_S for each of `local_failures`. A 410: LOCAL_WAIT_S, because the endpoint will be disabled. No
+    2. A LocalFailure: LOCAL_WAIT_S for each of `repeated`. A 410: LOCAL_WAIT_S, because the endpoint will be disabled. No
        wait is used up.
     3. No wait is used up yet, and people have to repair the failure (_MENDED_BY_PEOPLE): the second wait of the schedule, if it
        has at least two.
@@ -112,7 +123,7 @@ def next_attempt(
     if not retrying.schedule_s:
         return None
     if error_class == errors.LocalFailure.error_class:
-        wait_s, used = LOCAL_WAIT_S * local_failures, retries
+        wait_s, used = LOCAL_WAIT_S * repeated, retries
     elif error_class == error_classes.GONE:
         wait_s, used = LOCAL_WAIT_S, retries
     else:

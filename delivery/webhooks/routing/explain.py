@@ -64,7 +64,7 @@ def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Exp
     is_everything = scope.everything and event.tenant_id != PLATFORM
     if not (is_everything or event.tenant_id in scope.tenants or pair in scope.sub_tenants):
         return Explanation(False, Rule.SCOPE, "neither the tenant nor the sub-tenant is included")
-    if matching.is_excluded(event, matching.exclusions(subscription.scope)):
+    if matching.is_excluded(event, subscription):
         return Explanation(False, Rule.EXCLUSION, "the tenant or the sub-tenant is excluded")
     if subscription.filter_pattern is not None and not subscription.fault:
         document = matching.filter_document(event)

@@ -70,8 +70,7 @@ class _SharedFilter:
 class _Rule(NamedTuple):
     subscription: Subscription
     filter: _SharedFilter | None
-    excluded: frozenset[scope_index.ScopeKey]
-    """The excluded tenants and sub-tenants. A set, because each event of the scope is looked up in it."""
+    has_exclusions: bool
 
 
 class _PatternIndex:
@@ -163,7 +162,7 @@ class Router:
             Match(rule.subscription, self.endpoints[rule.subscription.endpoint_id])
             for index in self._indexes_for(event.event_type)
             for rule in index.matching(event)
-            if not (rule.excluded and is_excluded(event, rule.excluded))
+            if not (rule.has_exclusions and is_excluded(event, rule.subscription))
         ]
 
     def apply(self, changes: SnapshotChanges) -> None:
@@ -248,14 +247,14 @@ def filter_document(event: Event) -> Mapping[str, Any]:
 def _rules(subscriptions: Iterable[Subscription]) -> Iterator[_Rule]:
     shared: dict[str, _SharedFilter] = {}
     for subscription in subscriptions:
-        excluded = exclusions(subscription.scope)
+        has_exclusions = bool(subscription.scope.without_tenants or subscription.scope.without_sub_tenants)
         # A quarantined filter cannot be evaluated. So all events of its scope are due, and are recorded as skipped.
         pattern = None if subscription.fault else subscription.filter_pattern
         if pattern is None:
-            yield _Rule(subscription, None, excluded)
+            yield _Rule(subscription, None, has_exclusions)
         else:
             text = json.dumps(pattern, sort_keys=True)
-            yield _Rule(subscription, shared.setdefault(text, _SharedFilter(pattern)), excluded)
+            yield _Rule(subscription, shared.setdefault(text, _SharedFilter(pattern)), has_exclusions)
 
 
 def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:
@@ -273,15 +272,11 @@ def takes_type(pattern: str, event_type: str) -> bool:
     return event_type.startswith(pattern[:-1]) if pattern.endswith("*") else event_type == pattern
 
 
-def exclusions(scope: Scope) -> frozenset[scope_index.ScopeKey]:
-    """Return the tenants and sub-tenants that the scope excludes."""
-    return frozenset((*scope.without_tenants, *scope.without_sub_tenants))
-
-
-def is_excluded(event: Event, excluded: frozenset[scope_index.ScopeKey]) -> bool:
-    """Return True if `excluded` has the event's tenant or sub-tenant."""
-    return event.tenant_id in excluded or (
-        event.sub_tenant_id is not None and (event.tenant_id, event.sub_tenant_id) in excluded
+def is_excluded(event: Event, subscription: Subscription) -> bool:
+    """Return True if the subscription excludes the event's tenant or sub-tenant."""
+    scope = subscription.scope
+    return event.tenant_id in scope.without_tenants or (
+        event.sub_tenant_id is not None and (event.tenant_id, event.sub_tenant_id) in scope.without_sub_tenants
     )
 
 

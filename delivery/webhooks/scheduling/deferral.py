@@ -107,6 +107,7 @@ class Deferrals:
             now_ms=now_ms,
             expires_ms=expires_ms,
             retry_after_s=last.retry_after_s,
+            repeated=backoff.local_failures(attempts),
             rng=self._rng,
         )
         kind = OutcomeKind.DEAD_LETTERED if again is None else OutcomeKind.POSTPONED

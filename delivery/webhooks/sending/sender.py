@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 MAX_TARGETS = 20_000
 """Most endpoints whose prepared Target is kept in a process."""
 MIN_REQUEST_SHARE = 0.25
-"""Least share of an attempt's time that must be left for the request after the wait for an access token. With less time the
-endpoint would fail by `timeout`, although the token server was slow. The token is kept until it ends."""
+"""Least share of an attempt's time for a request after the wait for an access token. If a request had less because of that
+wait, and times out, the token server is to blame."""
 
 
 class RequestTransport(Protocol):
@@ -126,22 +126,34 @@ class Sender:
 
         The 401 is returned without a second request if the refused token is still the newest, no token request is in flight,
         and a renewal after a 401 began less than oauth.RETRY_PAUSE_S ago. Raise AttemptFailed, also if no newer token can be
-        had. Raise TokenRefused without a request if less than MIN_REQUEST_SHARE of `timeout_s` is left when the first token
-        comes. `timeout_s` covers both requests. Return the last response, and the header line with the access token of that
-        request.
+        had. If a request times out, raise TokenRefused if the waits for tokens left it less than MIN_REQUEST_SHARE of
+        `timeout_s`. `timeout_s` covers all requests. Return the last response, and the header line with the access token of
+        that request.
         """
-        deadline = self._endpoint_time() + timeout_s
+        began = self._endpoint_time()
+        deadline = began + timeout_s
+
+        async def post(token: bytes, waited_s: float) -> transport.Response:
+            left_s = deadline - self._endpoint_time()
+            try:
+                return await self._network.post(to, headers + token, body, left_s)
+            except errors.AttemptTimedOut:
+                if left_s < timeout_s * MIN_REQUEST_SHARE <= left_s + waited_s:
+                    raise errors.TokenRefused(
+                        f"the token server took {waited_s:.1f} s of the attempt's {timeout_s:g} s, and the endpoint did not "
+                        "answer in the rest: check that server"
+                    ) from None
+                raise
+
         token = await self._tokens.header(grant, timeout_s)
-        if deadline - self._endpoint_time() < timeout_s * MIN_REQUEST_SHARE:
-            raise errors.TokenRefused(
-                "the token server left too little of the attempt's time, so the endpoint got no request: check that server"
-            )
-        answer = await self._network.post(to, headers + token, body, deadline - self._endpoint_time())
+        waited_s = self._endpoint_time() - began
+        answer = await post(token, waited_s)
         if answer.status == HTTPStatus.UNAUTHORIZED:
-            newer = await self._tokens.header_after_401(token, grant, deadline - self._endpoint_time())
+            began = self._endpoint_time()
+            newer = await self._tokens.header_after_401(token, grant, deadline - began)
             if newer is not None:
                 token = newer
-                answer = await self._network.post(to, headers + token, body, deadline - self._endpoint_time())
+                answer = await post(token, waited_s + self._endpoint_time() - began)
         return answer, token
 
     def _kept_body(self, answer: transport.Response, endpoint: Endpoint, token: bytes) -> str:

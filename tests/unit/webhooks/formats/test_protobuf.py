@@ -58,14 +58,27 @@ def test_each_type_has_its_json():
     }
 
 
+def nested(number, content):
+    return bytes([number << 3 | 2]) + varint(len(content)) + content
+
+
 def test_each_process_makes_the_same_json():
     """Protobuf yields a map's entries in an order that differs from process to process, and `webhook-id` may depend on it."""
+    names = "zyxwvutsabcdefgh"
     written = struct_pb2.Struct()
-    written.update(dict.fromkeys("zyxwvutsabcdefgh", True))
-    file = framing.proto("any.proto", "google/protobuf/struct.proto", Any={"it": (1, MESSAGE, ".google.protobuf.Struct")})
-    body = b"\x0a" + varint(len(content := written.SerializeToString())) + content
+    written.update(dict.fromkeys(names, True))
+    made = {"z": (1, MESSAGE, ".shop.Any.Entry"), "a": (2, MESSAGE, ".google.protobuf.Struct"), "m": (3, STRING, "")}
+    file = framing.proto("any.proto", "google/protobuf/struct.proto", Any=made)
+    file.message_type[0].field[0].label = 3  # repeated
+    entry = file.message_type[0].nested_type.add(name="Entry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=STRING, label=1)
+    entry.field.add(name="value", number=2, type=MESSAGE, label=1, type_name=".google.protobuf.Struct")
+    content = written.SerializeToString()
+    body = b"".join(nested(1, nested(1, name.encode()) + nested(2, content)) for name in names) + nested(2, content)
     text = schemas.compiled(1, framing.protobuf_schema(file))(FIRST + body)
-    assert text == orjson.dumps({"it": dict.fromkeys("abcdefghstuvwxyz", True)})
+    by_name = dict.fromkeys(sorted(names), True)
+    assert text == orjson.dumps({"z": dict.fromkeys(sorted(names), by_name), "a": by_name, "m": ""})
 
 
 @pytest.mark.parametrize(

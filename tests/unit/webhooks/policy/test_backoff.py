@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery import errors
+from delivery.model import Attempt
 from delivery.registry_model import Retrying
 from delivery.webhooks.policy import backoff, error_classes, retry_after, retry_reasons
 from tests.support import fakes
@@ -179,7 +180,14 @@ def test_each_class_of_failure_has_its_wait_of_the_schedule(error_class, used, w
 
 
 def test_the_wait_after_faults_of_ours_grows_with_their_number():
-    assert [next_attempt("local", 2, local_failures=count) for count in (1, 2, 10)] == [(5000, 2), (10_000, 2), (50_000, 2)]
+    assert [next_attempt("local", 2, repeated=count) for count in (1, 2, 10)] == [(5000, 2), (10_000, 2), (50_000, 2)]
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "count"), [(["dns"], 1), (["local", "dns", "local"], 1), (["dns", "local", "local"], 2), (["local"] * 11, 10)]
+)
+def test_only_the_last_ten_faults_of_ours_in_a_row_count(ended_by, count):
+    assert backoff.local_failures([Attempt(1, 0, 5.0, None, error_class) for error_class in ended_by]) == count
 
 
 @pytest.mark.parametrize("error_class", ["server_error", "refused", "local", "gone"])

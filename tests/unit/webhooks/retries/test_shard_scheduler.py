@@ -150,6 +150,16 @@ def test_entries_beyond_max_pending_of_one_endpoint_are_given_up():
     assert shard.backlog.events == 9
 
 
+def test_a_large_redrive_leaves_half_of_the_room_to_live_deliveries():
+    """Regression: a redrive of `max_pending` events took all room, and each live delivery that failed became a dead letter."""
+    shard, redriven = Shard(max_pending=6), [entry(reason=retry_reasons.REDRIVEN) for _ in range(7)]
+    [beyond] = [lease for lease in shard.step(postponed(*redriven), now_ms=NOW) if lease.given_up]
+    assert (beyond.given_up, ids(beyond)) == (retry_reasons.NO_ROOM, events_of(redriven[3:]))
+    live = [entry() for _ in range(4)]
+    [beyond] = [lease for lease in shard.step(postponed(*live), now_ms=NOW) if lease.given_up]
+    assert ids(beyond) == events_of(live[3:])
+
+
 def test_a_paused_backlog_is_leased_in_order_after_resume():
     shard, backlog = Shard(), [entry(reason=retry_reasons.ENDPOINT_PAUSED) for _ in range(40)]
     now_ms = NOW

@@ -1,0 +1,44 @@
+"""Sort the entries of Protobuf maps in JSON. Pure. Runs in the executors, the archive and the commands.
+
+Protobuf yields the entries of a map in an order that differs from process to process. The ids of events may depend on the
+payload (`source.reused_ids`), so each process must make the same JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_FREE_FORM = frozenset({"google.protobuf.Any", "google.protobuf.ListValue", "google.protobuf.Struct", "google.protobuf.Value"})
+"""Messages whose JSON has maps or other messages, which their descriptor does not show. All their objects are sorted."""
+
+
+def sorted_by_key(document: Any, message: Any) -> Any:
+    """Return the JSON of a message with sorted maps. The fields of messages keep their order.
+
+    `document` is what `json_format.MessageToDict` returned with the names of the `.proto` file. `message` is the descriptor.
+    """
+    if message.full_name in _FREE_FORM:
+        return _sorted(document)
+    if not isinstance(document, dict):  # a message with a JSON of its own, such as Timestamp
+        return document
+    fields = message.fields_by_name
+    return {
+        name: _field(part, fields[name]) if name in fields and fields[name].message_type is not None else part
+        for name, part in document.items()
+    }
+
+
+def _field(part: Any, field: Any) -> Any:
+    message = field.message_type
+    if message.GetOptions().map_entry:
+        value = message.fields_by_name["value"].message_type
+        return {key: part[key] if value is None else sorted_by_key(part[key], value) for key in sorted(part)}
+    if field.is_repeated:
+        return [sorted_by_key(item, message) for item in part]
+    return sorted_by_key(part, message)
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
