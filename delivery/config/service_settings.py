@@ -63,9 +63,11 @@ class ApiSettings(Area):
     """libpq URL of the API's own login, which owns nothing and is a member of `fanout_api` and `fanout_operator`. Empty:
     `database.url`, for development."""
     max_connections: Annotated[int, Field(gt=0, le=1000)] = 4
-    """Most connections of one process to Postgres, and most requests on which the process works at once."""
+    """Most connections of one process to Postgres, and most requests on which the process works at once. The requests of one
+    customer get all of them but one, so that they do not block other customers."""
     max_waiting: Annotated[int, Field(gt=0)] = 500
-    """Most requests in flight in one process, waiting polls not included; further requests are answered with 503."""
+    """Most requests in flight in one process, waiting polls not included; further requests are answered with 503. At most half
+    of them may be requests of one customer that wait; further requests of this customer are answered with 429."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
     """Largest request body; a larger one is refused with 413."""
     request_timeout_s: Seconds = 10
@@ -76,6 +78,9 @@ class ApiSettings(Area):
     """Most endpoints that a customer can create by itself, unless the customer has a quota of its own."""
     max_subscriptions_per_customer: Annotated[int, Field(gt=0)] = 10_000
     """Most subscriptions that a customer can create by itself, unless the customer has a quota of its own."""
+    max_scopes_per_customer: Annotated[int, Field(gt=0)] = 100_000
+    """Most tenants and sub-tenants that all subscriptions of a customer together name, included or excluded, in requests with
+    the customer's keys. A job holds about 225 bytes for each."""
     max_consumers_per_customer: Annotated[int, Field(gt=0)] = 100
     """Most consumers of dead letters that a customer can create by itself."""
     max_dead_letters_per_customer: Annotated[int, Field(ge=0)] = 0
@@ -94,7 +99,7 @@ class ApiSettings(Area):
     503."""
     max_requests_per_s: PerSecond = 100
     """Most requests a second of one API key, in each process. A fifth of this number may come at once, the rest evenly.
-    Requests that publish events do not count here."""
+    A request counts one more for each 4 KiB of its body. Requests that publish events do not count here."""
     publishing: bool = True
     """Take events from producers (`POST /v1/events`). False: such requests are answered with 404, and the API needs no login
     to Kafka."""

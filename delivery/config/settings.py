@@ -274,7 +274,8 @@ class RetrySettings(Area):
     """Most deliveries to one endpoint that leave together. An endpoint that answers again begins with one delivery, and the
     number doubles with each success."""
     max_pending: Annotated[int, Field(gt=0)] = 200_000
-    """Most events that wait in this lane for one endpoint. Further events become dead letters, reason `no_room`."""
+    """Most events that wait in this lane for one endpoint. Further events become dead letters, reason `no_room`. Redriven ones
+    do so when more than half of this number would wait."""
     ticks_topic: str = "fanout.retry-ticks"
     """Topic in which the job wakes this lane, with the rules of `batch.ticks_topic`."""
     disable_after_s: Seconds = 432_000

@@ -24,7 +24,8 @@ from delivery.stages.kafka import lag, topics
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.results.log_records import LogRecord
 from delivery.webhooks.state import chunking
-from fanout.archiver import notify_step, quota_step, redrive_step, topic_reader
+from fanout.archiver import notify_step, quota_step, topic_reader
+from fanout.archiver.redrive_step import Redriver
 from fanout.archiver.replay_step import Replayer
 from fanout.archiver.topic_reader import Source, place_of
 from fanout.kafka.places import Place
@@ -101,8 +102,8 @@ class Archiver:
         self._quotas = quota_step.QuotaLooks(quota_step.defaults_of(config), self._policy)
         self._pause_reason: str | None = None
         self._failures = 0
-        self._redrives_allowed_at = 0.0
         self._notifier = None if self._policy is None else notify_step.Notifier(config)
+        self._redriver = Redriver(config)
         self._replayer = Replayer(config)
         self._source: Source | None = None
         self._totals = _Totals()
@@ -172,7 +173,7 @@ class Archiver:
                     "from its first record, and the rows that are archived already stay. If nobody meant this, find out who "
                     "deleted the topic, which broker lost records, or who changed the setting", *place,
                 )  # fmt: skip
-                writer.restart_partition(connection, place, archived_until[place])
+                writer.restart_partition(connection, place, archived_until[place], start.offset)
             if start.lost:
                 log.error(
                     "%d records of %s:%d are missing from the archive: Kafka deleted them before they were archived. Archiving "
@@ -181,6 +182,7 @@ class Archiver:
                     *place,
                 )
                 metrics.ARCHIVE_LEFT_OUT.labels("lost").inc(start.lost)
+                writer.skip_lost(connection, place, archived_until[place], start.offset)
         self.watch.reach(source.positions)
 
     def _loop(self, connection: connect.Connection, source: Source, *, once: bool) -> None:
@@ -195,7 +197,8 @@ class Archiver:
             messages = source.poll(WAIT_S)
             for chunk in chunking.chunks(messages, lambda message: len(message.value() or b""), MAX_BYTES):
                 self._write(connection, source, chunk)
-            progressed = self._run_steps(connection, once=once)
+            is_behind = len(messages) >= topic_reader.MAX_RECORDS_PER_POLL and not (once and source.has_all())
+            progressed = self._run_steps(connection, is_behind=is_behind, once=once)
             self._pause_reason, self._failures = None, 0
             if time.monotonic() >= report_at and (counts := self._totals.since_last()):
                 log.info("archived %s", counts)
@@ -218,34 +221,18 @@ class Archiver:
         metrics.ARCHIVE_LEFT_OUT.labels("refused").inc(written.refused)
         self._totals.count(written)
 
-    def _run_steps(self, connection: connect.Connection, *, once: bool) -> int:
+    def _run_steps(self, connection: connect.Connection, *, is_behind: bool, once: bool) -> int:
         """Publish a page of operational events, enqueue a page of dead letters to redrive, and run replays for about a second.
 
         Return the sum of the events, dead letters and steps of replays. If Kafka fails in one of the three parts, only this
         part pauses. If the schema registry fails, the replay pauses. Archiving continues. With `once`, raise the error instead.
-        Without `operations.topic`, no operational event is published.
+        Without `operations.topic`, no operational event is published. `is_behind`: more records wait to be archived, so
+        replays take at most half of the time.
         """
         notified = 0 if self._notifier is None else self._notifier.step(connection, once=once)
         metrics.ARCHIVE_NOTIFICATIONS.inc(notified)
-        return notified + self._redrive(connection, once=once) + self._replayer.step(connection, once=once)
-
-    def _redrive(self, connection: connect.Connection, *, once: bool) -> int:
-        """Enqueue a page of dead letters, and return their number. After KafkaUnavailable, pause for LONGEST_PAUSE_S."""
-        if time.monotonic() < self._redrives_allowed_at:
-            return 0
-        try:
-            redriven = redrive_step.redrive(self._config, connection, now=_now())
-        except errors.KafkaUnavailable as exc:
-            if once:
-                raise
-            log.warning(
-                "%s. So redrives pause for %.0f s, and archiving continues. If this is logged again, check that Kafka answers, "
-                "and that the archiver may write the retries topic and the attempts topic", exc, LONGEST_PAUSE_S,
-            )  # fmt: skip
-            self._redrives_allowed_at = time.monotonic() + LONGEST_PAUSE_S
-            return 0
-        metrics.ARCHIVE_REDRIVEN.inc(redriven)
-        return redriven
+        redriven = self._redriver.step(connection, now=_now(), once=once)
+        return notified + redriven + self._replayer.step(connection, is_behind=is_behind, once=once)
 
     def _archived_record(self, message: confluent_kafka.Message, now: dt.datetime) -> ArchivedRecord:
         """Return the rows of the archive for a record.

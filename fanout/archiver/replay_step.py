@@ -38,10 +38,14 @@ from subscriptions_db.snapshot import registry_reader
 log = logging.getLogger(__name__)
 
 STEP_S = 1.0
-"""Seconds of a step, after which it begins no further chunk. Archiving waits during a step."""
+"""Seconds of a step, after which it begins no further chunk. Archiving waits during a step. While more records wait to be
+archived, as many seconds pass between two steps."""
 MAX_RECORDS = 1000
 """Maximum records of one chunk. By default an event has at most 256 KiB (`source.max_event_bytes`), so the valid
 events of a chunk have at most 250 MiB."""
+PAST_S = 3600
+"""Seconds after a replay's time range. If a whole chunk of a partition is later, the rest of the partition is not read. Single
+records may be later and before records of the range, because a producer's clock may be ahead."""
 ENDPOINT_DELETED, EVENT_GONE, NOT_COUNTED = "endpoint_deleted", "event_gone", "attempts_not_archived"
 """Reasons of failed replays. ENDPOINT_DELETED: the endpoint was deleted, or has another customer now. EVENT_GONE: Kafka no
 longer has the event of the delivery at its offset, or the job would reject it now. NOT_COUNTED: `archive.attempts` is off, so
@@ -64,9 +68,21 @@ class Replayer:
         self._pauses = ReplayPauses()
         self._allowed_at = -math.inf
         """Time before which no replay is advanced, by the clock of `step`."""
+        self._ended_at = -math.inf
+        """Time at which the last step ended, by the clock of `step`."""
 
-    def step(self, connection: connect.Connection, *, once: bool = False, clock: Callable[[], float] = time.monotonic) -> int:
+    def step(
+        self,
+        connection: connect.Connection,
+        *,
+        is_behind: bool = False,
+        once: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> int:
         """Advance the unfinished replays, one chunk each in rotation, for about STEP_S or until none can advance now.
+
+        `is_behind`: records wait to be archived. Then do nothing until STEP_S after the end of the last step, so that archiving
+        has at least half of the time.
 
         Return the number of advances; the begin and the end of a replay count as well. If Kafka or the schema registry fails
         for a replay, log a warning, and pause this replay (replay_pauses.py). After the pause, the chunk is repeated. Other
@@ -78,6 +94,14 @@ class Replayer:
         Raise RegistryUnavailable if Postgres fails. With `once`, also raise KafkaUnavailable or SchemaRegistryUnavailable, in
         place of a pause. `clock` is for tests.
         """
+        if is_behind and clock() - self._ended_at < STEP_S:
+            return 0
+        try:
+            return self._rotate(connection, once=once, clock=clock)
+        finally:
+            self._ended_at = clock()
+
+    def _rotate(self, connection: connect.Connection, *, once: bool, clock: Callable[[], float]) -> int:
         began, chunks = clock(), 0
         while clock() >= self._allowed_at and (running := self._running(connection, clock())):
             advanced = 0
@@ -164,19 +188,23 @@ class Replayer:
     def _begin(self, connection: connect.Connection, replay: ReplayRequest, asked: ReplayRange) -> None:
         scanner = self._reader()
         names = topic_scanner.event_topics(self._config, scanner.names())
-        firsts = scanner.extents(names, since_ms=_ms(asked.since))
-        ends = {extent.place: extent.first for extent in scanner.extents(names, since_ms=_ms(asked.until))}
+        extents = scanner.extents(names, since_ms=_ms(asked.since))
+        # Each partition is read to its end: a record of the range may come after a record with any later time.
         places = [
-            progress.PartitionProgress(*extent.place, extent.first, ends[extent.place])
-            for extent in firsts
-            if extent.first < ends.get(extent.place, 0)  # 0: the topic was deleted meanwhile
+            progress.PartitionProgress(*extent.place, extent.first, extent.end)
+            for extent in extents
+            if extent.first < extent.end
         ]
-        is_whole = all(extent.is_whole for extent in firsts)
+        is_whole = all(extent.is_whole for extent in extents)
         progress.begin(connection, replay, places, is_whole=is_whole, now=_now())
 
     def _read_chunk(
         self, connection: connect.Connection, replay: ReplayRequest, asked: ReplayRange, routes: replay_plan.Routes
     ) -> None:
+        """Read the next records of one partition, and enqueue the due deliveries of those in the time range.
+
+        The rest of a partition is left unread after a whole chunk that is PAST_S or more after the range.
+        """
         place = progress.next_partition(connection, replay)
         if place is None:
             progress.end(connection, replay, ReplayState.DONE, now=_now())
@@ -185,9 +213,13 @@ class Replayer:
         first = max(place.next_offset, low)
         end = min(first + self._max_records, place.end_offset, high)
         read = self._read(Place(place.topic, place.partition), first, end)
-        handed_over = self._enqueue(routes.due(read, asked.event_types), routes, replay)
+        since_ms, until_ms = _ms(asked.since), _ms(asked.until)
+        in_range = [record for record in read if since_ms <= record.appended_at_ms < until_ms]
+        handed_over = self._enqueue(routes.due(in_range, asked.event_types), routes, replay)
+        is_whole_chunk = bool(read) and end - first == self._max_records
+        is_past = is_whole_chunk and min(record.appended_at_ms for record in read) >= until_ms + PAST_S * 1000
         # Records that Kafka has deleted, or that were in a topic deleted since, are skipped.
-        reached = place._replace(next_offset=end if first < end < high else place.end_offset)
+        reached = place._replace(next_offset=end if first < end < high and not is_past else place.end_offset)
         is_lost = low > place.next_offset or high < place.end_offset
         progress.advance(connection, replay, reached, is_lost=is_lost, records=len(read), handed_over=handed_over)
 

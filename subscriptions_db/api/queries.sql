@@ -38,10 +38,11 @@ select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(cu
        set_config('fanout.endpoint_ids', %(endpoint_ids)s, true);
 
 -- name: begin_change
--- Read committed: after waiting for a lock, the transaction sees the row as it was committed.
+-- Read committed: after waiting for a lock, the transaction sees the row as it was committed. A wait for a lock ends after a second,
+-- because the request occupies one of few threads meanwhile.
 begin isolation level read committed;
 select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true),
-       set_config('fanout.endpoint_ids', %(endpoint_ids)s, true);
+       set_config('fanout.endpoint_ids', %(endpoint_ids)s, true), set_config('lock_timeout', '1s', true);
 
 -- name: limit_to_endpoints
 -- Empty: no limit within the customer.
@@ -57,6 +58,10 @@ select endpoint_id from endpoints where endpoint_id = %(id)s for update;
 
 -- name: lock_subscription
 select subscription_id from subscriptions where subscription_id = %(id)s for update;
+
+-- name: keep_endpoint
+-- A deletion of the endpoint waits until the end of the transaction. So do changes by the API; those by plain SQL do not.
+select customer_id from endpoints where endpoint_id = %(endpoint_id)s for key share;
 
 -- name: lock_customer
 select customer_id from customers where customer_id = %(id)s for update;
@@ -245,6 +250,17 @@ select rolsuper or rolbypassrls as passes_by from pg_roles where rolname = sessi
 select pg_advisory_xact_lock(hashtextextended('quota of endpoints ' || %(customer)s, 0));
 select count(*) as rows, (select max_endpoints from customer_quotas where customer_id = %(customer)s) as quota
 from endpoints where customer_id = %(customer)s;
+
+-- name: count_scopes
+-- The same as count_endpoints, for the tenants and sub-tenants of all subscriptions of a customer. Counts at most `most` rows, which
+-- bounds the time. The lateral query reads each subscription's scopes by the index. A join would check the policy of row-level
+-- security for the scopes of all customers.
+select pg_advisory_xact_lock(hashtextextended('quota of scopes ' || %(customer)s, 0));
+select count(*) as rows from (
+    select from subscriptions
+    cross join lateral (select from scopes where scopes.subscription_id = subscriptions.subscription_id offset 0) as named
+    where customer_id = %(customer)s limit %(most)s
+) as counted;
 
 -- name: count_subscriptions
 -- The same as count_endpoints, for subscriptions.

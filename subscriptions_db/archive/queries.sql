@@ -27,8 +27,12 @@ update archive_offsets set next_offset = reached.next_offset
 from unnest(%(topics)s::text[], %(partitions)s::integer[], %(next_offsets)s::bigint[]) as reached (topic, partition, next_offset)
 where (archive_offsets.topic, archive_offsets.partition) = (reached.topic, reached.partition);
 
--- name: reset_archive_offset
-update archive_offsets set next_offset = 0, incarnation = incarnation + 1
+-- name: restart_archive_offset
+update archive_offsets set next_offset = %(first)s, incarnation = incarnation + 1
+where topic = %(topic)s and partition = %(partition)s and next_offset = %(next_offset)s;
+
+-- name: skip_archive_offset
+update archive_offsets set next_offset = %(first)s
 where topic = %(topic)s and partition = %(partition)s and next_offset = %(next_offset)s;
 
 -- name: lock_dead_letter_day
@@ -234,6 +238,25 @@ with asked as (
 )
 select * from (select *, sum(length(payload) + length(letter)) over (order by position) as bytes from asked) as summed
 where bytes <= %(bytes)s or position = (select min(position) from asked)
+order by position;
+
+-- name: redrive_requests_in_turn
+-- As redrive_requests, but the customers take turns. Every request is read, because no index has the customers of requests.
+-- `limit 1` makes Postgres look up each dead letter by the index. For a join it would read the letters of all requests.
+with ranked as (
+    select position, row_number() over (partition by customer_id order by position) as turn
+    from dead_letters where state = 'redriving'
+    order by turn, position limit %(limit)s
+), asked as (
+    select found.position, turn, letter, payload
+    from ranked cross join lateral (
+        select position, letter, payload from dead_letters
+        where dead_letters.position = ranked.position and state = 'redriving'
+        limit 1 for update skip locked
+    ) as found
+)
+select * from (select *, sum(length(payload) + length(letter)) over (order by turn, position) as bytes from asked) as summed
+where bytes <= %(bytes)s or position = (select position from asked order by turn, position limit 1)
 order by position;
 
 -- name: max_ages

@@ -57,8 +57,14 @@ update replays set state = 'cancelled', state_since = %(now)s
 where customer_id = %(customer_id)s and replay_id = %(replay_id)s and state in ('waiting', 'running');
 
 -- name: resumable_replays
+-- A running replay of a time range waits while its endpoint is paused or disabled. If the endpoint was deleted, or has another customer now,
+-- the replay is returned, and fails.
 select * from replays
 where state in ('waiting', 'running') and handed_over - delivered - dead_lettered - skipped < %(max_pending)s
+  and not (state = 'running' and webhook_id is null and exists (
+      select from endpoints
+      where (endpoints.endpoint_id, endpoints.customer_id) = (replays.endpoint_id, replays.customer_id) and status <> 'active'
+  ))
 order by number <= %(after)s, number;
 
 -- name: lock_replay

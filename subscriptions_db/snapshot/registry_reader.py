@@ -189,15 +189,17 @@ def read_rows(
     *,
     endpoint_ids: list[str],
     subscription_ids: list[str],
+    tenant_id: TenantId | None = None,
 ) -> Snapshot:
     """Return these endpoints and subscriptions in the form that the job uses, read in the caller's transaction.
 
-    Ids that are not registered are left out. The snapshot has revision 0 and no tenants.
+    Ids that are not registered are left out. The snapshot has revision 0 and no tenants. With `tenant_id`, the scopes contain
+    only the part about this tenant: a subscription may name ten thousands of others.
     """
     return Snapshot(
         revision=Revision(0),
         endpoints=dict(_endpoints(connection, endpoint_ids, ring, address_guard)),
-        subscriptions=dict(_subscriptions(connection, subscription_ids)),
+        subscriptions=dict(_subscriptions(connection, subscription_ids, tenant_id)),
     )
 
 

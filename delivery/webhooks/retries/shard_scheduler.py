@@ -228,8 +228,8 @@ class _Scheduler:
     def _admit(self, key: str, entries: Sequence[RetryEntry]) -> None:
         """Add entries to the state of an endpoint. Apply the reason of each entry's postponement to the endpoint's window.
 
-        Entries beyond `max_pending` events of the endpoint are given up, except those whose background attempt is in flight. An
-        entry is dropped if its background attempt has completed. It is also dropped if the timer wheel has an entry with the
+        Entries that ShardPolicy.admits refuses are given up, except those whose background attempt is in flight. An entry
+        is dropped if its background attempt has completed. It is also dropped if the timer wheel has an entry with the
         same background attempt.
         """
         self._decision.changed = True
@@ -241,7 +241,7 @@ class _Scheduler:
             entry = written.on_shard_clock(self._now_ms)
             endpoint.window.apply_deferral(entry.reason, self._policy, self._now_ms, entry.since_ms)
             # An entry with an attempt in flight is not given up. There are never many.
-            if entry.background_attempt is None and endpoint.events + len(entry.packed) > self._policy.max_pending:
+            if entry.background_attempt is None and not self._policy.admits(entry.reason, endpoint.events + len(entry.packed)):
                 excess.append(entry)
             else:
                 endpoint.count_in(entry, self._index.last_lease)

@@ -52,12 +52,20 @@ class ShardPolicy:
     max_lease_entries: int = 256
     """Largest window, and most entries in one lease. Setting `max_turn`."""
     max_pending: int = 200_000
-    """Maximum of events of one endpoint that may wait in the retry lane."""
+    """Maximum of events of one endpoint that may wait in the retry lane. See `admits`."""
     disable_after_s: float = 432_000.0
     lease_timeout_s: float = 120.0
     """Seconds after which a lease without a report expires, from the first decision after the lease on. The entries of the
     lease are then leased again. A worker reports earlier, and requeues the entries that it did not attempt. The lease of a
     shard that is behind in the retries topic expires that much later."""
+
+    def admits(self, reason: str, events: int) -> bool:
+        """Return True if an entry with this `reason` may wait, and `events` events of its endpoint then wait with it.
+
+        1. Redriven entries may take half of `max_pending`, so that a large redrive leaves room for live deliveries.
+        2. All others may take `max_pending`. Replays bound themselves (`archive.replay_max_pending`).
+        """
+        return events <= (self.max_pending // 2 if reason == retry_reasons.REDRIVEN else self.max_pending)
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):

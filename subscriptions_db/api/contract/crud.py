@@ -207,12 +207,7 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
     own = call.principal.customer_id
     if own is None:
         return
-    with of_whole_customer(call):
-        # Binding parameters on the client sends both statements in one round trip. The count sees all rows that were
-        # committed before this transaction got the lock.
-        cursor = psycopg.ClientCursor(call.connection).execute(query(f"count_{kind}s"), {"customer": own})
-        cursor.nextset()
-        [found] = cursor.fetchall()
+    found = counted(call, f"count_{kind}s", customer=own)
     quota = default if found["quota"] is None else found["quota"]
     if found["rows"] + adding > quota:
         # A limited key does not learn how many rows there are beyond its endpoints.
@@ -220,6 +215,20 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
         owned = f"you have {found['rows']} {kind}s{added}, and your quota is {quota}"
         had = owned if call.principal.endpoints is None else f"the customer would exceed its quota of {quota} {kind}s"
         raise problems.quota_reached(f"{had}. Nothing was created: delete some, or ask the operator for a larger quota")
+
+
+def counted(call: Call, name: str, **asked: Any) -> dict[str, Any]:
+    """Return the row of a statement `count_…`, which first waits for other requests that count the same rows of the customer.
+
+    `asked` has the parameters of the statement. The count also has rows that a limited key does not reach.
+    """
+    with of_whole_customer(call):
+        # Binding parameters on the client sends both statements in one round trip. The count sees all rows that were
+        # committed before this transaction got the lock.
+        cursor = psycopg.ClientCursor(call.connection).execute(query(name), asked)
+        cursor.nextset()
+        [found] = cursor.fetchall()
+    return found
 
 
 @contextlib.contextmanager

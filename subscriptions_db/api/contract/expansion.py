@@ -1,6 +1,7 @@
 """Add the whole endpoint to each item of an answer that has the endpoint's id, if the request has `expand=endpoint`.
 
-Runs in the API. The endpoints are read with the rights of the API key: a key that is limited to endpoints gets no others.
+Runs in the API. The endpoints are read with the rights of the API key: a key that is limited to endpoints gets no others, and a
+key whose scope reads no endpoints gets none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal, TypeVar
 from pydantic import Field
 
 from subscriptions_db import described
-from subscriptions_db.api.contract import crud, routes, schemas
+from subscriptions_db.api.contract import crud, problems, routes, schemas
 from subscriptions_db.api.contract.routes import Call, Model, NoParameters
 from subscriptions_db.registration import registered_rows
 
@@ -22,7 +23,7 @@ class ExpandQuery(NoParameters):
     """Query parameters with `expand`, which adds to each item of the answer the resource that an id in the item names."""
 
     expand: Literal["endpoint"] | None = None
-    """`endpoint`: each item also has its endpoint, in `expanded`."""
+    """`endpoint`: each item also has its endpoint, in `expanded`. A key of scope `poller` gets 403."""
 
 
 class Expanded(described.DescribedModel):
@@ -55,6 +56,14 @@ def fitting_part(found: Sequence[Row], show: Callable[[Sequence[Row]], list[Mode
     return items
 
 
+def require_endpoint_reader(call: Call, parameter: str) -> None:
+    """Raise Refused with 403 if the scope of the key reads no endpoints. `parameter` is the parameter that would show them."""
+    if call.principal.scope not in routes.REGISTRY_READERS:
+        raise problems.Refused(
+            403, f"scope {call.principal.scope} reads no endpoints: leave {parameter} out, or use a key of another scope"
+        )
+
+
 class EndpointReader:
     """Read the endpoints whose ids the items of one answer have.
 
@@ -62,6 +71,9 @@ class EndpointReader:
     """
 
     def __init__(self, call: Call, expand: str | None) -> None:
+        """Raise Refused with 403 if the request has `expand`, and the scope of its key reads no endpoints."""
+        if expand is not None:
+            require_endpoint_reader(call, "expand")
         self._call = call
         self._is_asked = expand == "endpoint"
         self._known: dict[str, schemas.Endpoint | None] = {}

@@ -86,7 +86,7 @@ TYPES = {
         problems.Refused(415, "the body's content type is missing, or is not taken here: send content-type application/json"),
     ),
     "rate_limited": ProblemType(
-        "One API key or token sent too many requests, events or bytes of events, or one customer has too many waiting "
+        "One API key or token sent too many requests, bytes or events, or one customer has too many waiting "
         "requests. Or one endpoint got another test event or validation request within the last second. Or all clients "
         "together sent too many requests with unknown keys or tokens. Or all receivers together sent too many callbacks. "
         "Nothing was changed, sent or published.",
@@ -107,7 +107,8 @@ TYPES = {
         ),
     ),
     problems.QUOTA: ProblemType(
-        "The request would give the customer more endpoints, subscriptions or consumers of dead letters than its quota allows. "
+        "The request would give the customer more endpoints, subscriptions or consumers of dead letters than its quota allows, "
+        "or its subscriptions more tenants and sub-tenants. "
         "Or the customer asks for a replay, and has as many waiting dead letters as its quota allows. Or a tenant of the "
         "request has published its events of the day (api.max_tenant_events_per_day). detail names the quota. Nothing was "
         "changed or published.",
@@ -126,8 +127,9 @@ TYPES = {
     ),
     "unavailable": ProblemType(
         "The platform cannot answer now. Postgres is unavailable, a setting is wrong, the keys of the token's provider cannot "
-        "be read, or the API is stopping. Or the request took too long, or too many requests or bytes of events are in flight "
-        "or wait. Or Kafka does not answer, or has not confirmed all events to publish.",
+        "be read, or the API is stopping. Or another change locked the same rows for more than a second. Or the request took "
+        "too long, or too many requests or bytes of events are in flight or wait. Or Kafka does not answer, or has not "
+        "confirmed all events to publish.",
         "Repeat the request after the seconds in Retry-After. Repeat a change with the same Idempotency-Key. Repeat events "
         "with the same ids, because Kafka may have some of the events.",
         problems.unavailable("too many requests are in flight: try again"),

@@ -55,7 +55,8 @@ class DeadLetterTextQuery(DeadLetterTimeQuery):
     """Search criteria for dead letters, with a time range and texts."""
 
     url: Text | None = None
-    """Only dead letters of endpoints with this text in their present URL, in upper or lower case."""
+    """Only dead letters of endpoints with this text in their present URL, in upper or lower case. A key of scope `poller` gets
+    403."""
     q: Text | None = None
     """Only dead letters with this text in the id of the event, the `webhook-id` or the event type, in upper or lower case."""
 
@@ -148,6 +149,17 @@ def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
     return DeadLetterSearch(**renamed, **fields)
 
 
+def text_selection(call: Call, asked: DeadLetterTextQuery) -> DeadLetterSearch:
+    """Convert the search criteria of a request to those of the archive.
+
+    Raise Refused with 403 if the request has `url`, and the scope of its key reads no endpoints. Such a key could find a URL by
+    many searches.
+    """
+    if asked.url is not None:
+        expansion.require_endpoint_reader(call, "url")
+    return selection(asked)
+
+
 def position(call: Call) -> int:
     """Return the id of a dead letter in the request's path, as a position. Raise Refused with 404 if the id is no position."""
     text = call.path["letter_id"]
@@ -184,10 +196,11 @@ def shown(letter: ArchivedDeadLetter, expanded: expansion.Expanded | None = None
 def list_(call: Call) -> DeadLetters | LongPoll:
     """Return a page of the waiting dead letters that match the request.
 
-    Return a long poll instead if the request has `wait_s`, the page is empty, and its `has_more` is False.
+    Return a long poll instead if the request has `wait_s`, the page is empty, and its `has_more` is False. Raise Refused with
+    403 if the request has `expand` or `url`, and the scope of its key reads no endpoints.
     """
     wanted, customer_id = call.query_as(DeadLetterPageQuery), customer_of(call)
-    asked, (place, is_backwards) = selection(wanted), archive_positions.letter_start(wanted.cursor)
+    asked, (place, is_backwards) = text_selection(call, wanted), archive_positions.letter_start(wanted.cursor)
     if is_backwards:
         page = archived_dead_letters.browse_back(call.connection, customer_id, asked, before=place, limit=wanted.limit)
     else:
@@ -245,8 +258,11 @@ def _expanded(letters: Sequence[ArchivedDeadLetter], endpoints: expansion.Endpoi
 
 
 def count(call: Call) -> DeadLetterCount:
-    """Return the number of waiting dead letters that match."""
-    wanted = selection(call.query_as(DeadLetterCountQuery))
+    """Return the number of waiting dead letters that match.
+
+    Raise Refused with 403 if the request has `url`, and the scope of its key reads no endpoints.
+    """
+    wanted = text_selection(call, call.query_as(DeadLetterCountQuery))
     found = counts.of_dead_letters(call.connection, customer_of(call), wanted)
     return DeadLetterCount(count=found.letters, is_exact=found.is_exact)
 

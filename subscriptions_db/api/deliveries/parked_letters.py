@@ -69,9 +69,13 @@ class UnparkedDeadLetters(described.DescribedModel):
 
 
 def list_(call: Call) -> ParkedDeadLetters:
-    """Return a page of the parked dead letters of a consumer."""
+    """Return a page of the parked dead letters of a consumer.
+
+    Raise Refused with 404 if there is no such consumer. Raise it with 403 if the request has `url`, and the scope of its key
+    reads no endpoints.
+    """
     wanted, customer_id, name = call.query_as(ParkedPageQuery), customer_of(call), consumer_routes.existing_consumer(call).name
-    asked, (place, is_backwards) = dead_letters.selection(wanted), archive_positions.letter_start(wanted.cursor)
+    asked, (place, is_backwards) = dead_letters.text_selection(call, wanted), archive_positions.letter_start(wanted.cursor)
     page = parked_letters.browse(
         call.connection, customer_id, name, asked, place=place, is_backwards=is_backwards, limit=wanted.limit
     )

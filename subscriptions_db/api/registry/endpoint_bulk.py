@@ -116,7 +116,7 @@ class ChangedEndpoints(described.DescribedModel):
 def change(call: Call) -> ChangedEndpoints:
     """Change the endpoints that a request names.
 
-    1. Lock the next `limit` of them, in the order of their ids. A wait for a lock ends after a second, with 503.
+    1. Lock the next `limit` of them, in the order of their ids.
     2. Leave out endpoints that no longer match the criteria.
     3. Change each endpoint whose state allows the action, and write an audit entry for each change.
     4. In a dry run, roll the changes back.
@@ -217,7 +217,6 @@ def _still_selected(call: Call, wanted: EndpointsToChange, ids: list[str], custo
 
 def _locked(call: Call, ids: list[str], customer_id: str) -> dict[str, dict[str, Any]]:
     """Lock endpoints, and return the rows of those that the customer has."""
-    call.connection.execute(query("set_short_lock_timeout"))
     found = [endpoint_id for endpoint_id in ids if crud.lock(call, "endpoint", endpoint_id)]
     rows: dict[str, dict[str, Any]] = {}
     for first in range(0, len(found), crud.ROWS_PER_READ):

@@ -51,10 +51,10 @@ def create(call: Call) -> schemas.CreatedEndpoint:
     * 429: the customer's quota of endpoints is used up. An operator's key gets no 429.
     """
     require_may_create(call)
-    document = dict(call.document)
-    customer_id = crud.owner_for(call, document.pop("customer", None))
-    endpoint_id = crud.id_for(call, "endpoint", document.pop("id", None), prefix="ep")
-    whole = {"id": endpoint_id, "customer": customer_id} | document
+    wanted = call.body_as(schemas.NewEndpoint)
+    customer_id = crud.owner_for(call, wanted.customer)
+    endpoint_id = crud.id_for(call, "endpoint", wanted.id, prefix="ep")
+    whole = call.document | {"id": endpoint_id, "customer": customer_id}
     made = crud.put(call, {"endpoints": [whole]}, customer_id=customer_id).new_secrets
     shown = schemas.endpoint(endpoint_id, crud.existing_row(call, "endpoint", endpoint_id))
     return schemas.CreatedEndpoint(signing_secret=made[endpoint_id], **dict(shown))

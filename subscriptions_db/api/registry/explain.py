@@ -126,7 +126,12 @@ def _explanations(call: Call, endpoint_id: str, subscription_ids: list[str]) -> 
     wanted = call.body_as(ExplainRequest).event
     event = _event(wanted)
     read = registry_reader.read_rows(
-        call.connection, call.ring, call.guard, endpoint_ids=[endpoint_id], subscription_ids=subscription_ids
+        call.connection,
+        call.ring,
+        call.guard,
+        endpoint_ids=[endpoint_id],
+        subscription_ids=subscription_ids,
+        tenant_id=event.tenant_id,
     )
     endpoint = read.endpoints.get(EndpointId(endpoint_id))
     if endpoint is None:

@@ -79,14 +79,19 @@ def create(call: Call) -> schemas.RegisteredSubscription:
     * 422: the subscription is for tenants to which the key may not subscribe, or has more than MAX_SCOPES entries in a scope
       field.
     * 422: a customer's key chooses an id.
-    * 429: the customer's quota of subscriptions is used up. An operator's key gets no 429.
+    * 429: the customer's quota of subscriptions is used up, or that of tenants and sub-tenants in all its subscriptions. An
+      operator's key gets no 429.
     """
     crud.require_quota(call, "subscription", call.bounds.max_subscriptions_per_customer)
-    document = dict(call.document)
-    subscription_id = crud.id_for(call, "subscription", document.pop("id", None), prefix="sub")
+    wanted = call.body_as(schemas.NewSubscription)
+    document = call.document | {"id": crud.id_for(call, "subscription", wanted.id, prefix="sub")}
     _require_bounded(document)
     _require_granted(call, document)
-    return _put(call, {"id": subscription_id} | document, _owner(call, document["endpoint"]))
+    # Until the transaction ends, nobody can delete the endpoint. Otherwise the subscription would be missing when its parts are
+    # written.
+    owner = _owner(call, wanted.endpoint, "keep_endpoint")
+    _require_scope_quota(call, adding=_scopes_of(document))
+    return _put(call, document, owner)
 
 
 def update(call: Call) -> schemas.RegisteredSubscription:
@@ -99,12 +104,14 @@ def update(call: Call) -> schemas.RegisteredSubscription:
     * 422: the subscription would be for tenants to which the key may not subscribe, or have more than MAX_SCOPES entries in
       a scope field.
     * 422: `If-Match` or `If-None-Match` is malformed.
+    * 429: the change adds tenants or sub-tenants, and the customer's quota of these is used up. An operator's key gets no 429.
     """
     before = crud.locked_row(call, "subscription", _id(call))
     crud.require_conditions(call, get)
     document = {"id": _id(call)} | schemas.subscription_document(before) | call.document
     _require_bounded(document)
     _require_granted(call, document)
+    _require_scope_quota(call, adding=_scopes_of(document) - len(before["scopes"]))
     return _put(call, document, _owner(call, before["endpoint"]))
 
 
@@ -152,6 +159,29 @@ def _require_bounded(document: dict[str, Any]) -> None:
             raise problems.invalid((field, f"has more than {MAX_SCOPES} entries: split the subscription"))
 
 
+def _scopes_of(document: dict[str, Any]) -> int:
+    """Return the number of tenants and sub-tenants that a subscription names. A repeated one counts each time."""
+    tenants = (len(document.get(field) or ()) for field in ("tenants", "except_tenants"))
+    by_tenant = ((document.get(field) or {}).values() for field in ("sub_tenants", "except_sub_tenants"))
+    return sum(tenants) + sum(len(sub_tenants) for given in by_tenant for sub_tenants in given)
+
+
+def _require_scope_quota(call: Call, *, adding: int) -> None:
+    """Raise Refused with 429 if `adding` more tenants and sub-tenants would bring the customer's subscriptions above the quota.
+
+    Every reader of the registry holds these in memory. A request with an operator's key has no quota, and neither has a change
+    that adds none. Concurrent requests of the customer wait for each other, as in `crud.require_quota`.
+    """
+    own, quota = call.principal.customer_id, call.bounds.max_scopes_per_customer
+    if own is None or adding <= 0:
+        return
+    if crud.counted(call, "count_scopes", customer=own, most=quota + 1)["rows"] + adding > quota:
+        raise problems.quota_reached(
+            f"the customer's subscriptions would name more than {quota} tenants and sub-tenants, its quota. Nothing was "
+            "changed: name fewer, or ask the operator"
+        )
+
+
 def _require_granted(call: Call, document: dict[str, Any]) -> None:
     customer_id = call.principal.customer_id
     if customer_id is None:
@@ -182,8 +212,8 @@ def _require_granted(call: Call, document: dict[str, Any]) -> None:
                 raise problems.invalid((field, problem))
 
 
-def _owner(call: Call, endpoint_id: str) -> str | None:
-    found = call.connection.execute(query("customer_of_endpoint"), {"endpoint_id": endpoint_id}).fetchone()
+def _owner(call: Call, endpoint_id: str, statement: str = "customer_of_endpoint") -> str | None:
+    found = call.connection.execute(query(statement), {"endpoint_id": endpoint_id}).fetchone()
     return None if found is None else str(found["customer_id"])
 
 

@@ -39,6 +39,9 @@ MAX_UNKNOWN_TOKENS_PER_S = 200.0
 """Tokens a second that this process verifies, all together. A verification takes 0.1 ms of CPU, and an attacker can send any
 number of invented tokens. A token that is still cached (oidc/tokens.py) does not count."""
 BEARER = "bearer "
+BYTES_PER_REQUEST = 4096
+"""Bytes of a body that count as one further request in the rate of a key. A change of a subscription with a body of 400 kB and
+30,000 tenants takes Postgres 1.7 s, and one with a small body some milliseconds."""
 CALLBACK = "callback"
 """The key id, in the audit log and for the rate limit, of requests by which receivers answer with a token."""
 ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
@@ -258,6 +261,14 @@ class Admission:
         The callbacks of all receivers together count as one key.
         """
         self._spend(self._pace(key_id), f"more than {self._max_per_s:g} requests a second with one key", cost)
+
+    def charge_body(self, key_id: str, size: int) -> None:
+        """Let an admitted request of a key count as one further request for each BYTES_PER_REQUEST of its body.
+
+        `size` is the number of bytes. The request is not refused: later requests of the key get 429 until its rate covers all.
+        """
+        if further := size // BYTES_PER_REQUEST:
+            self._pace(key_id).consume(self._clock(), further)
 
     def charge(self, key_id: str) -> EventCharge:
         """Return the charge of an admitted request that publishes events. `admit` has counted its first event."""

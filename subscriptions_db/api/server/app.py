@@ -6,7 +6,6 @@ Runs in `fanout serve`, on an event loop. publish_handler.py handles requests th
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import functools
 import json
@@ -87,8 +86,8 @@ class Api:
         self._test_events = sending
         guard = plan_builder.guard_of(config.delivery)
         self._answerer = handler.RequestHandler(opened, opened.ring, guard, config.api, config.delivery.webhook_origin)
-        self._threads = concurrent.futures.ThreadPoolExecutor(config.api.max_connections, thread_name_prefix="api")
-        self._key_use = key_use.KeyUse(lambda key_ids: self._in_thread(functools.partial(opened.note_use, key_ids)))
+        self._threads = transactions.WorkerThreads(config.api.max_connections, max_waiting=config.api.max_waiting)
+        self._key_use = key_use.KeyUse(lambda key_ids: self._threads.run(functools.partial(opened.note_use, key_ids)))
         self._provider = ProviderKeys(config.oidc, read_every_s=bounds.provider_read_every_s) if config.oidc.is_on else None
         self._admission = admission.Admission(
             self._read_key,
@@ -100,11 +99,11 @@ class Api:
             cache_s=bounds.key_cache_s,
         )
         self._publishing = publish_handler.Publishing(
-            config, self._admission, lambda *counted: self._in_thread(functools.partial(opened.add_published, *counted))
+            config, self._admission, lambda *counted: self._threads.run(functools.partial(opened.add_published, *counted))
         )
         by_key, outside = self._admission.authenticate, self._outside_in_flight
         self._polls = long_polls.LongPolls(config.api, self._handle, by_key, outside, every_s=bounds.poll_every_s)
-        self._followers = snapshot_feed.SnapshotFeed(config.api, opened, self._in_thread, by_key, outside)
+        self._followers = snapshot_feed.SnapshotFeed(config.api, opened, self._threads.run, by_key, outside)
         self._causes = problems.CauseLog()
         self._in_flight = 0
 
@@ -131,12 +130,14 @@ class Api:
 
     def close(self) -> None:
         """Wait for the worker threads to end, and close the connections to Kafka."""
-        self._threads.shutdown()
+        self._threads.close()
         self._publishing.close()
 
     async def _answer(self, route: Route, request: web.Request) -> web.Response:
         principal = await self._admitted(route, request)
         body = await _body(request) if route.body else b""
+        self._admission.charge_body(principal.key_id, len(body))
+        in_thread = functools.partial(self._threads.run, customer_id=principal.customer_id)
         asked = handler.ApiRequest(
             principal=principal,
             path=_path(route, request),
@@ -152,14 +153,14 @@ class Api:
             answer = await self._polls.wait(request, route, asked, answer)
         if answer.exchange is not None:
             record = functools.partial(self._answerer.record, route, asked, answer.exchange)
-            said = await self._test_events.ask(answer.exchange.to, functools.partial(self._in_thread, record))
-            answer = await self._in_thread(functools.partial(self._answerer.conclude, route, asked, answer.exchange, said))
+            said = await self._test_events.ask(answer.exchange.to, functools.partial(in_thread, record))
+            answer = await in_thread(functools.partial(self._answerer.conclude, route, asked, answer.exchange, said))
         if answer.following is not None:
             return await self._followers.answer(request, answer.following)
         document = answer.document
         if answer.sending is not None:
             record = functools.partial(self._answerer.record, route, asked, answer.sending)
-            result = await self._test_events.send(answer.sending, functools.partial(self._in_thread, record))
+            result = await self._test_events.send(answer.sending, functools.partial(in_thread, record))
             document = result.model_dump(mode="json")
         headers = HEADERS | ({"idempotency-replayed": "true"} if answer.is_repeated else {})
         if answer.content is not None:
@@ -185,11 +186,11 @@ class Api:
         return await self._admission.admit_receiver(functools.partial(self._read, found))
 
     async def _handle(self, route: Route, asked: handler.ApiRequest) -> handler.ApiAnswer:
-        return await self._in_thread(functools.partial(self._answerer.answer, route, asked))
+        return await self._threads.run(functools.partial(self._answerer.answer, route, asked), asked.principal.customer_id)
 
     async def _ready(self, _: web.Request) -> web.Response:
         try:
-            await self._in_thread(self._store.require_ready)
+            await self._threads.run(self._store.require_ready)
         except errors.SettingsError as exc:
             raise problems.from_error(exc) from exc
         except errors.FanoutError as exc:
@@ -202,12 +203,9 @@ class Api:
 
     async def _read(self, read: Callable[[], T]) -> T:
         try:
-            return await self._in_thread(read)
+            return await self._threads.run(read)
         except errors.FanoutError as exc:
             raise problems.from_error(exc) from exc
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @contextlib.contextmanager
     def _outside_in_flight(self) -> Iterator[None]:

@@ -60,15 +60,28 @@ def offsets(connection: connect.Connection) -> dict[TopicPartition, int]:
         return {(row["topic"], row["partition"]): row["next_offset"] for row in rows}
 
 
-def restart_partition(connection: connect.Connection, place: TopicPartition, stale: int) -> None:
-    """Reset a partition's next offset to zero, so that the partition is archived from its first record.
+def restart_partition(connection: connect.Connection, place: TopicPartition, stale: int, first: int) -> None:
+    """Set a partition's next offset to `first`, the offset of its first record, because its topic was created again.
 
     Also increment its incarnation, which distinguishes the new records from archived ones with the same offsets. `stale` is the
-    next offset that the caller has read from Postgres. If another process has changed it since, nothing happens.
+    next offset that the caller has read from Postgres. If another process has changed it since, nothing happens. Raise
+    RegistryUnavailable if Postgres is unavailable.
     """
+    _move(connection, "restart_archive_offset", place, stale, first)
+
+
+def skip_lost(connection: connect.Connection, place: TopicPartition, stale: int, first: int) -> None:
+    """Set a partition's next offset to `first`, because Kafka has deleted the records before it.
+
+    So the next start does not report the same loss again. `stale` and the errors are those of `restart_partition`.
+    """
+    _move(connection, "skip_archive_offset", place, stale, first)
+
+
+def _move(connection: connect.Connection, name: str, place: TopicPartition, stale: int, first: int) -> None:
     with connect.translated_errors():
-        wanted = {"topic": place[0], "partition": place[1], "next_offset": stale}
-        connection.execute(query("reset_archive_offset"), wanted)
+        wanted = {"topic": place[0], "partition": place[1], "next_offset": stale, "first": first}
+        connection.execute(query(name), wanted)
 
 
 def write(

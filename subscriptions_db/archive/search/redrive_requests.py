@@ -32,9 +32,12 @@ class RedriveRequest(NamedTuple):
 
 @contextlib.contextmanager
 def claim_page(
-    connection: connect.Connection, *, now: dt.datetime, max_bytes: int = MAX_BYTES
+    connection: connect.Connection, *, now: dt.datetime, in_turn: bool = False, max_bytes: int = MAX_BYTES
 ) -> Iterator[list[RedriveRequest]]:
-    """Lock and yield the oldest requests that no other process has locked, at most MAX_LETTERS.
+    """Lock and yield the oldest requests that no other process has locked, at most MAX_LETTERS, in the order of the archive.
+
+    With `in_turn`, yield the oldest request of each customer, then the second of each, and so on. This reads all requests:
+    about 0.4 s for 200,000.
 
     The yielded dead letters have at most `max_bytes` together, or are a single larger one. The caller enqueues the dead letters
     in its `with` block. If the block ends without an error, they become `redriven`.
@@ -42,7 +45,9 @@ def claim_page(
     After a crash before the commit, the next process enqueues the same dead letters again, with the same `webhook-id`s.
     """
     with connect.translated_errors(), connection.transaction():
-        found = connection.execute(query("redrive_requests"), {"limit": MAX_LETTERS, "bytes": max_bytes}).fetchall()
+        bounds = {"limit": MAX_LETTERS, "bytes": max_bytes}
+        found = connection.execute(query("redrive_requests_in_turn"), bounds).fetchall() if in_turn else []
+        found = found or connection.execute(query("redrive_requests"), bounds).fetchall()
         yield [RedriveRequest(row["position"], row["letter"], row["payload"]) for row in found]
         if found:
             connection.execute(query("mark_redriven"), {"positions": [row["position"] for row in found], "now": now})

@@ -9,8 +9,9 @@ import time
 import pytest
 
 from subscriptions_db import answer_size
-from subscriptions_db.api.contract import problems
-from subscriptions_db.api.server import app
+from subscriptions_db.api.contract import keys, problems
+from subscriptions_db.api.contract.principals import Scope
+from subscriptions_db.api.server import app, handler
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -248,6 +249,48 @@ def test_a_subscription_names_a_bounded_number_of_tenants(postgres):
         assert operator.post("/v1/subscriptions", wanted).fields == ["tenants"]
         pairs = wanted | {"tenants": [], "sub_tenants": {"t1": list(range(10_001))}}
         assert operator.post("/v1/subscriptions", pairs).fields == ["sub_tenants"]
+
+
+def test_all_subscriptions_of_a_customer_name_a_bounded_number_of_tenants(postgres):
+    """Regression: 10,000 subscriptions of one customer could name 400 million, which every reader of the registry holds."""
+    wanted = {"endpoint": "acme-orders", "event_type": "order.*", "tenants": ["t1"]}
+    with world.served(postgres, max_scopes_per_customer=4) as served:
+        acme, other, operator = (served.client(served.keys[name]) for name in ("acme", "other", "operator"))
+        with served.registry() as opened:
+            key = keys.create(opened, customer_id="acme", scope=Scope.REGISTRAR, endpoints=["acme-orders"])
+        limited = served.client(key.text.reveal().decode())
+        path = f"/v1/subscriptions/{acme.post('/v1/subscriptions', wanted).json['id']}"  # beside that of `acme-all`: two
+        for client, change in ((acme, {"except_tenants": ["t2", "t3", "t4"]}), (limited, {"sub_tenants": {"t2": [1, 2, 3]}})):
+            for refused in (client.post("/v1/subscriptions", wanted | change), client.patch(path, change)):
+                assert (refused.status, refused.json["code"]) == (429, "quota")
+                assert "more than 4 tenants and sub-tenants" in refused.json["detail"]
+        assert acme.patch(path, {"except_tenants": ["t3"], "sub_tenants": {"t2": [100]}}).status == 200  # four
+        assert acme.post("/v1/subscriptions", wanted).status == 429
+        assert acme.patch(path, {"except_tenants": ["t4"]}).status == 200  # no more than before
+        assert other.post("/v1/subscriptions", wanted | {"endpoint": "other-orders"}).status == 201
+        assert operator.post("/v1/subscriptions", wanted).status == 201
+        assert acme.patch(path, {"except_tenants": []}).status == 200  # five, and fewer than before
+
+
+def test_a_customer_that_blocks_its_threads_does_not_block_others(postgres, monkeypatch):
+    """Regression: four slow requests of one customer occupied all threads, and each other request waited for them."""
+    may_end, begun, answer = threading.Event(), threading.Event(), handler.RequestHandler.answer
+
+    def blocking(self, route, request):
+        if request.principal.customer_id == "acme":
+            begun.set()
+            assert may_end.wait(20)
+        return answer(self, route, request)
+
+    with world.served(postgres, max_connections=2, request_timeout_s=5) as served:
+        acme, other = served.client(served.keys["acme"]), served.client(served.keys["other"])
+        assert {client.get("/v1/endpoints").status for client in (acme, other)} == {200}  # from now on, the keys are cached
+        monkeypatch.setattr(handler.RequestHandler, "answer", blocking)
+        waiting = [world.in_background(lambda: acme.get("/v1/endpoints").status) for _ in range(4)]
+        assert begun.wait(20)
+        assert [other.get("/v1/endpoints").status for _ in range(8)] == [200] * 8
+        may_end.set()
+        assert [result() for result in waiting] == [200] * 4
 
 
 def test_an_internal_error_reveals_nothing(served, acme, monkeypatch):

@@ -6,6 +6,8 @@ from delivery.registry_model import EndpointStatus
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
 from delivery.webhooks.sending import signing
+from subscriptions_db.api.contract import keys
+from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.registration import registered_rows
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
@@ -37,6 +39,19 @@ def test_a_new_endpoint_shows_its_signing_secret_once(acme, served):
     assert again.status == 200
     assert "signing_secret" not in again.json
     assert again.json == {name: value for name, value in shown.items() if name != "signing_secret"}
+
+
+def test_an_id_may_be_a_number(operator, served):
+    """Regression: a subscription of an endpoint with a number as id got 500, and a customer with one could not name itself."""
+    operator.put("/v1/customers/77", {"may_subscribe_to": {"everything": True}})
+    with served.registry() as opened:
+        key = keys.create(opened, customer_id="77", scope=Scope.CUSTOMER_ADMIN)
+    own = served.client(key.text.reveal().decode())
+    assert own.post("/v1/endpoints", NEW | {"customer": 77}).json["customer"] == "77"
+    assert operator.post("/v1/endpoints", NEW | {"customer": 77, "id": 123}).json["id"] == "123"
+    for client in (own, operator):
+        made = client.post("/v1/subscriptions", {"endpoint": 123, "event_type": "order.*", "tenants": [1]})
+        assert (made.status, made.json["endpoint"], made.json["tenants"]) == (201, "123", ["1"])
 
 
 def test_no_answer_has_a_stored_secret(acme, made):

@@ -118,6 +118,24 @@ def test_only_a_customers_key_is_limited_to_its_own_endpoints(served):
     assert [entry["after"]["endpoints"] for entry in served.audit(key.key_id)] == [["acme-orders"]]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/dead-letters?expand=endpoint",
+        "/v1/dead-letters?url=hooks",
+        "/v1/dead-letters/count?url=hooks",
+        f"{world.CONSUMER_PATH}/parked?url=hooks",
+    ],
+)
+def test_a_poller_reads_no_endpoint_by_a_search_of_dead_letters(poller, acme, path):
+    """Regression: a poller read whole endpoints by `expand`, and could find their URLs by many searches with `url`."""
+    refused = poller.get(path)
+    assert (refused.status, refused.json["code"]) == (403, "forbidden")
+    assert "reads no endpoints" in refused.json["detail"]
+    assert acme.get(path).status == 200
+    assert poller.get(path.partition("?")[0]).status == 200
+
+
 def test_keys_are_listed_without_their_digests(served):
     key = made(served, name="of the dashboard")
     with served.registry() as opened:

@@ -31,9 +31,9 @@ def published(monkeypatch):
     return publisher.published
 
 
-def put(connection, letter_offset, event_id, event_offset, **fields):
+def put(connection, letter_offset, event_id, event_offset, customer="c1", **fields):
     """Archive the dead letter of an event, each at its offset. `fields` replace fields of the record."""
-    written = archive.letter(event_id=event_id, record=builders.record(offset=event_offset))
+    written = archive.letter(event_id=event_id, record=builders.record(offset=event_offset), customer=customer)
     written = (
         orjson.dumps(orjson.loads(written)).removesuffix(b"}")
         + b"".join(b',"%s":%s' % (name.encode(), value) for name, value in fields.items())
@@ -43,11 +43,21 @@ def put(connection, letter_offset, event_id, event_offset, **fields):
     writer.write(connection, [record], archive.KEPT, now=archive.NOW)
 
 
+def ask(connection, customer="c1"):
+    """Request the redrive of a customer's dead letters."""
+    positions = [row["position"] for row in connection.execute("select position from dead_letters").fetchall()]
+    archived_dead_letters.redrive(connection, customer, positions, now=archive.NOW)
+
+
 def redrive_all(connection, published):
     """Redrive all dead letters, and return the ids of the events that were enqueued."""
-    positions = [row["position"] for row in connection.execute("select position from dead_letters").fetchall()]
-    archived_dead_letters.redrive(connection, "c1", positions, now=archive.NOW)
+    ask(connection)
     redrive_step.redrive(CONFIG, connection, now=archive.NOW)
+    return enqueued(published)
+
+
+def enqueued(published):
+    """Return the ids of the enqueued events, sorted."""
     retries = [message.value for message in published if message.topic == CONFIG.delivery.retries_topic]
     entries = [entry for value in retries for entry in retry_messages.message(value).entries]
     return sorted(segment.unpacked(packed).event_id for entry in entries for packed in entry.packed)
@@ -82,7 +92,7 @@ def test_dead_letters_of_two_incarnations_are_both_redriven(connection, publishe
     The dead-letter topic had been recreated, so both had the same partition and offset.
     """
     put(connection, 0, "e1", 7)
-    writer.restart_partition(connection, ("dead-letters", 0), 1)
+    writer.restart_partition(connection, ("dead-letters", 0), 1, 0)
     put(connection, 0, "e2", 8)
     assert redrive_all(connection, published) == ["e1", "e2"]
     assert states(connection) == ["redriven"] * 2
@@ -130,3 +140,20 @@ def test_a_redrive_ends_where_no_dead_letter_can_be_redriven(connection, publish
     put(connection, 0, "e1", 7, later=b"[" * 300 + b"]" * 300)
     assert redrive_all(connection, published) == []
     assert states(connection) == ["redriven"]
+
+
+def test_a_large_redrive_delays_no_redrive_of_another_customer(connection, published):
+    """Regression: a request waited until all older dead letters of another customer were redriven."""
+    for number in range(20):
+        put(connection, number, f"e{number:02}", number)
+    put(connection, 20, "other", 20, customer="c2")
+    for customer in ("c1", "c2"):
+        ask(connection, customer)
+    [size] = connection.execute("select max(length(payload) + length(letter)) as bytes from dead_letters").fetchall()
+    redriver = redrive_step.Redriver(CONFIG, max_bytes=2 * size["bytes"])
+    for _ in range(redrive_step.PAGES_UNTIL_TURNS):
+        assert redriver.step(connection, now=archive.NOW, once=True) == 2
+    assert enqueued(published) == [*(f"e{number:02}" for number in range(7)), "other"]
+    while redriver.step(connection, now=archive.NOW, once=True):
+        pass
+    assert len(enqueued(published)) == 21

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.config import settings
+from delivery.config import kafka_clients, settings
 from delivery.registry_model import EndpointStatus
 from delivery.stages.kafka import topics
 from delivery.webhooks.batching import segment
@@ -68,6 +68,14 @@ class World:
         for value in values:
             publisher.publish(publishing.Message(topic=topic or self.topic, value=value, key=b"k"))
         publisher.flush()
+
+    def publish_at(self, *moments, topic=""):
+        """Publish the events e0, e1, …, which have these times in Kafka."""
+        producer = kafka_clients.producer(self.config.kafka, {})
+        for number, moment in enumerate(moments):
+            value = orjson.dumps({"id": f"e{number}", "tenant_id": "t1"})
+            producer.produce(topic or self.topic, value, timestamp=round(moment.timestamp() * 1000))
+            producer.flush()
 
     def ask(self, endpoint="ep1", **fields):
         wanted = {"since": LONG_AGO, "until": dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)} | fields
@@ -131,6 +139,43 @@ def test_a_time_range_is_replayed_in_chunks_within_a_bound(world):
     world.carry_out(replay_max_pending=4)
     shown = world.replay(replay)
     assert (shown.state, shown.handed_over, shown.records, shown.delivered, shown.is_whole) == (ReplayState.DONE, 7, 7, 3, True)
+
+
+def test_a_replay_delivers_each_record_of_its_range_and_no_other(world):
+    """Regression: after a record ahead of its time, all records were left out, and a record out of the range was delivered."""
+    since, until = dt.datetime(2026, 5, 10, tzinfo=dt.UTC), dt.datetime(2026, 5, 11, tzinfo=dt.UTC)
+    world.publish_at(*(since + dt.timedelta(hours=hours) for hours in (-1, 0, 48, 1, -1, 2, 24, 23)))
+    replay = world.ask(since=since, until=until)
+    world.carry_out()
+    assert [event_id for _, event_id, _ in world.handed_over()] == ["e1", "e3", "e5", "e7"]
+    shown = world.replay(replay)
+    assert (shown.state, shown.records, shown.handed_over, shown.is_whole) == (ReplayState.DONE, 7, 4, True)
+
+
+def test_a_replay_stops_at_a_whole_chunk_that_is_an_hour_past_its_range(world):
+    world.max_records = 2
+    since, until = dt.datetime(2026, 5, 10, tzinfo=dt.UTC), dt.datetime(2026, 5, 11, tzinfo=dt.UTC)
+    world.publish_at(*(since + dt.timedelta(hours=hours) for hours in (0, 48, 48, 24.5, 48, 1, 25, 25, 48, 48)))
+    replay = world.ask(since=since, until=until)
+    world.carry_out()
+    assert [event_id for _, event_id, _ in world.handed_over()] == ["e0", "e5"]
+    shown = world.replay(replay)
+    assert (shown.state, shown.records) == (ReplayState.DONE, 8)
+
+
+def test_while_the_archive_is_behind_replays_take_half_of_the_time(world):
+    """Regression: a replay took a second after each 500 archived records, so the archive fell further behind."""
+    world.publish(1)
+    world.ask()
+    replayer = world.replayer()
+    steps = [
+        replayer.step(world.connection, is_behind=is_behind, clock=lambda now=now: now) > 0
+        for now, is_behind in [(100.0, True), (100.9, True), (100.9, False)]
+    ]
+    world.ask("ep2")
+    steps += [replayer.step(world.connection, is_behind=True, clock=lambda now=now: now) > 0 for now in (101.8, 101.9)]
+    assert steps == [True, False, False, False, True]
+    replayer.close()
 
 
 def test_events_that_came_before_their_tenant_was_registered_are_replayed(world):
@@ -271,9 +316,20 @@ def test_a_replay_to_a_paused_endpoint_waits_and_others_run(world):
     world.carry_out()
     assert world.handed_over() == [("ep2", "e1", other)]
     assert world.replay(paused).state is ReplayState.RUNNING
+    assert progress.resumable(world.connection, after=0, max_pending=1) == [], "it costs no step"
     endpoint_status.set_status(world.connection, "ep1", EndpointStatus.ACTIVE, None)
     world.carry_out()
     assert world.replay(paused).state is ReplayState.DONE
+
+
+def test_a_replay_to_a_paused_endpoint_fails_when_the_endpoint_is_deleted(world):
+    world.publish(1)
+    replay = world.ask()
+    endpoint_status.set_status(world.connection, "ep1", EndpointStatus.PAUSED, None)
+    world.carry_out()
+    world.connection.execute("delete from endpoints where endpoint_id = 'ep1'")
+    world.carry_out()
+    assert (world.replay(replay).state, world.replay(replay).reason) == (ReplayState.FAILED, "endpoint_deleted")
 
 
 def test_a_replay_follows_the_present_registry_and_its_request(world):

@@ -212,10 +212,27 @@ def test_attempts_too_old_or_too_far_ahead_are_left_out(connection):
 
 def test_a_recreated_topic_begins_at_offset_zero(connection, write):
     write(3)
-    writer.restart_partition(connection, ("dead-letters", 0), 2)  # somebody else has gone on meanwhile
+    writer.restart_partition(connection, ("dead-letters", 0), 2, 0)  # somebody else has gone on meanwhile
     assert writer.offsets(connection) == {("dead-letters", 0): 3}
-    writer.restart_partition(connection, ("dead-letters", 0), 3)
+    writer.restart_partition(connection, ("dead-letters", 0), 3, 0)
     assert writer.write(connection, [archive.taken_letter(0)], archive.KEPT, now=archive.NOW).letters == 1
+
+
+def test_a_recreated_topic_begins_at_its_first_record(connection, write):
+    """Regression: it began at offset 0, and the records that Kafka had deleted before were reported lost at each start."""
+    write(9)
+    writer.restart_partition(connection, ("dead-letters", 0), 9, 5)
+    assert writer.offsets(connection) == {("dead-letters", 0): 5}
+    assert writer.write(connection, [archive.taken_letter(5)], archive.KEPT, now=archive.NOW).letters == 1
+
+
+def test_lost_records_are_skipped_unless_another_process_has_gone_on(connection, write):
+    write(3)
+    writer.skip_lost(connection, ("dead-letters", 0), 2, 7)
+    assert writer.offsets(connection) == {("dead-letters", 0): 3}
+    writer.skip_lost(connection, ("dead-letters", 0), 3, 7)
+    assert writer.offsets(connection) == {("dead-letters", 0): 7}
+    assert writer.write(connection, [archive.taken_letter(7)], archive.KEPT, now=archive.NOW).letters == 1
 
 
 def places(connection):
@@ -225,7 +242,7 @@ def places(connection):
 
 def test_a_recreated_topic_may_repeat_offsets_of_the_same_day(connection, write):
     write(2)
-    writer.restart_partition(connection, ("dead-letters", 0), 2)
+    writer.restart_partition(connection, ("dead-letters", 0), 2, 0)
     again = [archive.taken_letter(offset) for offset in range(2)]
     assert writer.write(connection, again, archive.KEPT, now=archive.NOW).letters == 2
     assert places(connection) == [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -320,8 +337,10 @@ def test_the_documented_grants_are_enough_to_archive(connection):
     redrive_notes.forget(connection, dt.date(2100, 1, 1))
     [found] = browse(connection).letters
     assert archived_dead_letters.redrive(connection, "c1", [found.position], now=archive.NOW)
-    with redrive_requests.claim_page(connection, now=archive.NOW) as turn:
+    with redrive_requests.claim_page(connection, now=archive.NOW, in_turn=True) as turn:
         assert len(turn) == 1
+    with redrive_requests.claim_page(connection, now=archive.NOW) as turn:
+        assert turn == []
     outbox.record(connection, [Signal("ep1", "c1", SignalKind.DEAD_LETTER, archive.NOW)], POLICY)
     outbox.record_due(connection, POLICY, now=archive.NOW)
     outbox.delete_orphans(connection)

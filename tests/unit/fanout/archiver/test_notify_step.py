@@ -74,5 +74,5 @@ def test_redrives_run_while_the_notice_topic_is_refused(kafka, monkeypatch):
     monkeypatch.setattr(redrive_step, "redrive", lambda *_, **__: 2)
     monkeypatch.setattr(archiver._replayer, "step", lambda *_, **__: 3)
     kafka.refused = "write"
-    assert [archiver._run_steps(None, once=False) for _ in range(2)] == [5, 5]
+    assert [archiver._run_steps(None, is_behind=False, once=False) for _ in range(2)] == [5, 5]
     assert kafka.tried == ["create", "write"]

@@ -176,6 +176,19 @@ def test_a_costly_request_counts_as_many():
     assert admit(admitted, bulk).scope == "customer_admin"
 
 
+def test_a_large_body_counts_as_many_requests():
+    """Regression: a change of 30,000 tenants, which takes Postgres two seconds, counted as one request."""
+    clock = Clock()
+    admitted = admission.Admission(Registry().read, max_per_s=100, clock=clock)
+    key_id = admit(admitted).key_id
+    admitted.charge_body(key_id, admission.BYTES_PER_REQUEST - 1)
+    assert admit(admitted).key_id == key_id
+    admitted.charge_body(key_id, 100 * admission.BYTES_PER_REQUEST)
+    assert admit(admitted) == 429
+    clock.now += (100 + 2 - 19) / 80  # of 102 requests, 20 may come at once, and the rest at 80 a second
+    assert admit(admitted).key_id == key_id
+
+
 def test_requests_above_the_rate_of_a_key_get_429():
     clock = Clock()
     admitted = admission.Admission(Registry().read, max_per_s=10, clock=clock)
