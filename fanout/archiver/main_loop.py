@@ -197,7 +197,7 @@ class Archiver:
             messages = source.poll(WAIT_S)
             for chunk in chunking.chunks(messages, lambda message: len(message.value() or b""), MAX_BYTES):
                 self._write(connection, source, chunk)
-            is_behind = len(messages) >= topic_reader.MAX_RECORDS_PER_POLL and not (once and source.has_all())
+            is_behind = source.may_have_more and not (once and source.has_all())
             progressed = self._run_steps(connection, is_behind=is_behind, once=once)
             self._pause_reason, self._failures = None, 0
             if time.monotonic() >= report_at and (counts := self._totals.since_last()):

@@ -87,6 +87,8 @@ class Source:
             "error_cb": self._on_error,
         }
         self.is_unavailable = False
+        self.may_have_more = False
+        """True if the last `poll` returned because MAX_RECORDS_PER_POLL messages had arrived."""
         self._consumer = kafka_clients.consumer(kafka, own)
 
     def begin(self, archived_until: Mapping[Place, int]) -> dict[Place, Start]:
@@ -114,6 +116,7 @@ class Source:
         began = time.monotonic()
         with self._translated():
             messages = self._consumer.consume(MAX_RECORDS_PER_POLL, wait_s)
+        self.may_have_more = len(messages) >= MAX_RECORDS_PER_POLL
         records = [message for message in messages if self._is_record(message)]
         if messages:
             self._silent_s, self.is_unavailable = 0.0, False

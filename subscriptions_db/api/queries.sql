@@ -44,6 +44,10 @@ begin isolation level read committed;
 select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true),
        set_config('fanout.endpoint_ids', %(endpoint_ids)s, true), set_config('lock_timeout', '1s', true);
 
+-- name: end_change
+-- Just before the commit, which waits for the commits of all other changes of the registry (0002_endpoints_whole.sql).
+select set_config('lock_timeout', '0', true);
+
 -- name: limit_to_endpoints
 -- Empty: no limit within the customer.
 select set_config('fanout.endpoint_ids', %(endpoint_ids)s, true);
@@ -53,14 +57,14 @@ select set_config('fanout.endpoint_ids', %(endpoint_ids)s, true);
 select pg_advisory_xact_lock(hashtextextended(%(kind)s || ' ' || %(id)s, 0));
 
 -- name: lock_endpoint
--- Locks out every other writer, such as `fanout apply` and plain SQL.
-select endpoint_id from endpoints where endpoint_id = %(id)s for update;
+-- Locks out every other writer, such as `fanout apply` and plain SQL. Subscriptions of the endpoint may be created meanwhile.
+select endpoint_id from endpoints where endpoint_id = %(id)s for no key update;
 
 -- name: lock_subscription
 select subscription_id from subscriptions where subscription_id = %(id)s for update;
 
 -- name: keep_endpoint
--- A deletion of the endpoint waits until the end of the transaction. So do changes by the API; those by plain SQL do not.
+-- A deletion of the endpoint waits until the end of the transaction. Changes do not.
 select customer_id from endpoints where endpoint_id = %(endpoint_id)s for key share;
 
 -- name: lock_customer

@@ -21,15 +21,15 @@ def sorted_by_key(document: Any, message: Any) -> Any:
         return _sorted(document)
     if not isinstance(document, dict):  # a message with a JSON of its own, such as Timestamp
         return document
-    fields = message.fields_by_name
-    return {
-        name: _field(part, fields[name]) if name in fields and fields[name].message_type is not None else part
-        for name, part in document.items()
-    }
+    return {name: _field(part, message.fields_by_name.get(name)) for name, part in document.items()}
 
 
 def _field(part: Any, field: Any) -> Any:
+    if field is None:  # an extension of proto2, whose name is `[shop.extra]` in JSON
+        return _sorted(part)
     message = field.message_type
+    if message is None:
+        return part
     if message.GetOptions().map_entry:
         value = message.fields_by_name["value"].message_type
         return {key: part[key] if value is None else sorted_by_key(part[key], value) for key in sorted(part)}

@@ -35,7 +35,8 @@ REGISTRY_BEHIND = "registry_behind"
 """The worker's registry is older than the registry by which the delivery was due, and lacks the delivery's endpoint,
 subscription or tenant."""
 NO_ROOM = "no_room"
-"""The retry lane gave the delivery up, because more than `retry.max_pending` events would have waited for the endpoint."""
+"""The retry lane gave the delivery up, because more than `retry.max_pending` events would have waited for the endpoint;
+half as many, if the delivery was redriven."""
 EXPIRED = "expired"
 """The retry lane gave the delivery up, because it had waited for the endpoint's `max_age_s`."""
 CONFIGURATION = "configuration"

@@ -65,7 +65,7 @@ class ShardPolicy:
         1. Redriven entries may take half of `max_pending`, so that a large redrive leaves room for live deliveries.
         2. All others may take `max_pending`. Replays bound themselves (`archive.replay_max_pending`).
         """
-        return events <= (self.max_pending // 2 if reason == retry_reasons.REDRIVEN else self.max_pending)
+        return events <= ((self.max_pending + 1) // 2 if reason == retry_reasons.REDRIVEN else self.max_pending)
 
 
 class Window(msgspec.Struct, array_like=True, gc=False):

@@ -260,7 +260,11 @@ class Admission:
 
         The callbacks of all receivers together count as one key.
         """
-        self._spend(self._pace(key_id), f"more than {self._max_per_s:g} requests a second with one key", cost)
+        self._spend(
+            self._pace(key_id),
+            f"more than {self._max_per_s:g} requests a second with one key ({BYTES_PER_REQUEST} bytes of a body count as one)",
+            cost,
+        )
 
     def charge_body(self, key_id: str, size: int) -> None:
         """Let an admitted request of a key count as one further request for each BYTES_PER_REQUEST of its body.

@@ -154,7 +154,9 @@ class Api:
         if answer.exchange is not None:
             record = functools.partial(self._answerer.record, route, asked, answer.exchange)
             said = await self._test_events.ask(answer.exchange.to, functools.partial(in_thread, record))
-            answer = await in_thread(functools.partial(self._answerer.conclude, route, asked, answer.exchange, said))
+            # Not in the customer's share: a refusal would lose what the receiver has answered.
+            conclude = functools.partial(self._answerer.conclude, route, asked, answer.exchange, said)
+            answer = await self._threads.run(conclude)
         if answer.following is not None:
             return await self._followers.answer(request, answer.following)
         document = answer.document

@@ -142,7 +142,8 @@ class Store:
         """Yield a connection in a transaction with the rights of the principal; commit at the end, or roll back on an error.
 
         A read sees one consistent snapshot. A change does not: after it waited for a lock, it must see the row as committed.
-        A change waits for a lock for a second at most, then raises RegistryUnavailable.
+        A change waits for a lock for a second at most, then raises RegistryUnavailable. Its commit waits for other commits
+        until the statement timeout.
         `is_change` is False for reads, and for the audit entry of a test event, which locks no row. Raise SettingsError if the
         key ring does not fit the registry. Errors of Postgres become RegistryUnavailable, RegistryOutdated or
         RegistrationError.
@@ -247,6 +248,8 @@ class Store:
             try:
                 with connect.translated_errors():
                     yield connection
+                    if begin == "begin_change":
+                        connection.execute(query("end_change"))
             except errors.RegistryUnavailable as exc:
                 if connect.needs_replacement(connection, exc):
                     connection.close()  # the pool opens another

@@ -192,6 +192,16 @@ def test_requests_above_the_rate_get_429_with_retry_after(postgres):
         assert served.client(served.keys["other"]).get("/v1/endpoints").status == 200
 
 
+def test_a_request_with_a_large_body_counts_as_many(postgres):
+    with world.served(postgres, max_requests_per_s=20) as served:
+        acme = served.client(served.keys["acme"])
+        large = acme.patch("/v1/endpoints/acme-orders", {"description": "x" * 200_000})
+        assert large.status == 422  # a description has a bound, and the body was read
+        refused = acme.get("/v1/endpoints")
+        assert refused.status == 429
+        assert "4096 bytes of a body count as one" in refused.json["detail"]
+
+
 def test_a_customer_has_quotas_and_the_operator_has_none(postgres):
     with world.served(postgres, max_endpoints_per_customer=2, max_subscriptions_per_customer=1) as served:
         acme, operator = served.client(served.keys["acme"]), served.client(served.keys["operator"])

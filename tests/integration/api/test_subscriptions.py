@@ -1,5 +1,7 @@
 """Customers subscribe to granted tenants, the operator to all; explain says which rule decides on an event."""
 
+from concurrent import futures
+
 import psycopg
 import pytest
 
@@ -139,6 +141,18 @@ def test_a_change_waits_for_a_lock_for_a_second(acme, made, served):
         assert "cannot be read or changed now" in answer.json["detail"]  # and not: exceeded api.request_timeout_s
         assert acme.get(path).json["description"] == ""
     assert acme.patch(path, {"description": "y"}).status == 200
+
+
+def test_a_change_waits_for_the_commit_of_a_large_change_of_others(acme, made, served):
+    """Regression: it got 503 after a second, although nobody had locked its rows. All changes commit one after another."""
+    with served.registry() as opened, opened.transaction():
+        opened.execute("select pg_advisory_xact_lock(hashtext('fanout.revisions'))")
+        with futures.ThreadPoolExecutor() as threads:
+            asked = threads.submit(acme.patch, f"/v1/subscriptions/{made['id']}", {"event_type": "*"})
+            with pytest.raises(TimeoutError):
+                asked.result(1.5)
+            opened.execute("rollback")
+            assert asked.result(30).status == 200
 
 
 def test_another_customers_endpoint_is_not_found(acme):

@@ -1,6 +1,7 @@
 """Replays on a real Kafka and a real Postgres: in chunks, within a bound, by the present registry, across failures."""
 
 import datetime as dt
+import itertools
 import re
 import uuid
 
@@ -158,9 +159,18 @@ def test_a_replay_stops_at_a_whole_chunk_that_is_an_hour_past_its_range(world):
     world.publish_at(*(since + dt.timedelta(hours=hours) for hours in (0, 48, 48, 24.5, 48, 1, 25, 25, 48, 48)))
     replay = world.ask(since=since, until=until)
     world.carry_out()
-    assert [event_id for _, event_id, _ in world.handed_over()] == ["e0", "e5"]
     shown = world.replay(replay)
     assert (shown.state, shown.records) == (ReplayState.DONE, 8)
+    assert [event_id for _, event_id, _ in world.handed_over()] == ["e0", "e5"]
+
+
+def test_a_step_advances_a_replay_however_slow_the_machine_is(world):
+    """Regression: `fanout archive --once` ended before its replays when a second passed until the first chunk."""
+    world.publish(1)
+    world.ask()
+    replayer = world.replayer()
+    assert replayer.step(world.connection, once=True, clock=itertools.count(0, 5).__next__) > 0
+    replayer.close()
 
 
 def test_while_the_archive_is_behind_replays_take_half_of_the_time(world):

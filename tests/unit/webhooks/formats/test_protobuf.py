@@ -81,6 +81,21 @@ def test_each_process_makes_the_same_json():
     assert text == orjson.dumps({"z": dict.fromkeys(sorted(names), by_name), "a": by_name, "m": ""})
 
 
+def test_the_maps_of_an_extension_are_sorted_too():
+    names = "zyxwvutsabcdefgh"
+    written = struct_pb2.Struct()
+    written.update(dict.fromkeys(names, True))
+    file = framing.proto("extended.proto", "google/protobuf/struct.proto", Any={})
+    file.syntax = "proto2"
+    file.message_type[0].extension_range.add(start=100, end=200)
+    struct = ".google.protobuf.Struct"
+    file.extension.add(name="more", number=100, type=MESSAGE, label=1, type_name=struct, extendee=".shop.Any")
+    content = written.SerializeToString()
+    body = varint(100 << 3 | 2) + varint(len(content)) + content
+    text = schemas.compiled(1, framing.protobuf_schema(file))(FIRST + body)
+    assert text == orjson.dumps({"[shop.more]": dict.fromkeys(sorted(names), True)})
+
+
 @pytest.mark.parametrize(
     ("indexes", "field"),
     [(b"\0", "tenant_id"), (b"\x02\0", "tenant_id"), (b"\x02\x02", "reason"), (b"\x04\x02\0", "sku")],

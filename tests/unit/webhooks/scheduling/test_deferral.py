@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from delivery import errors
-from delivery.model import NextAttempt, OutcomeKind
+from delivery.model import Attempt, NextAttempt, OutcomeKind
 from delivery.registry_model import EndpointStatus, Retrying, SubscriptionStatus
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
@@ -181,6 +181,13 @@ def test_an_entry_names_the_newest_registry_of_its_match():
     results, _ = deliver(builders.endpoint(status=PAUSED), {})
     [row] = topic_rows.deferral_rows(results, TOPICS, now_ms=NOW_MS, revision=7)
     assert [entry.revision for entry in retry_messages.message(row.value).entries] == [7]
+
+
+def test_the_wait_after_faults_of_ours_grows_with_their_number_here_too():
+    deferrals = fakes.deferrals(clock := fakes.Clock(NOW_S), (), {}, fakes.unreported_background())
+    local = [Attempt(number, NOW_MS, 5.0, None, errors.LocalFailure.error_class) for number in (1, 2, 3)]
+    outcome = deferrals.failed(builders.delivery(endpoint=builders.endpoint(retrying=FAILING)), tuple(local))
+    assert 12_000 <= outcome.next_attempt.at_ms - clock.now * 1000 <= 18_000, "5 s for each of three attempts, ±20 %"
 
 
 def test_attempts_of_a_deferred_delivery_are_logged():
