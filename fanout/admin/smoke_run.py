@@ -250,7 +250,10 @@ class Seen:
     """True after an attempt that the endpoint answered with 2xx."""
 
     def add(self, value: bytes) -> None:
-        """Add the entries of the record `value` about the test's endpoint. An unreadable record adds `unreadable record`."""
+        """Add all entries of a record of the delivery log: `value` must be a record about the test's endpoint.
+
+        An unreadable record adds `unreadable record`.
+        """
         try:
             record = log_records.decode(value)
         except msgspec.DecodeError:

@@ -134,8 +134,8 @@ def answer(path: str, repairs: Repairs) -> int | None:
 def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
     """Return a copy of a manifest with the demo's first change: six endpoints and five subscriptions differ.
 
-    Two endpoints get another URL, two are paused, and two get a new signing secret. One subscription is resumed, one gets
-    another filter, two are deleted, and one is added.
+    Two endpoints get another URL, two are paused, and two get another signing secret before their old ones. One subscription is
+    resumed, one gets another filter, two are deleted, and one is added.
     """
     endpoints = {row["id"]: dict(row) for row in document["endpoints"]}
     subscriptions = {row["id"]: dict(row) for row in document["subscriptions"]}

@@ -143,8 +143,9 @@ class Checkpoint:
         lines = (read(self._spark, name) or "").splitlines()
         if len(lines) != _LINES:
             raise errors.LaneFailed(
-                f"{name} is damaged, or another version of Spark wrote it. fanout did not change the file. After a change of "
-                "fanout's version, start the earlier one. Otherwise restore a backup of the lane's folder (docs/operations.md)"
+                f"{name} is damaged, or another version of Spark wrote it, so this job or command ends. The file is unchanged. "
+                "If fanout's version was changed, start the earlier version again. Otherwise restore a backup of the lane's "
+                "folder (docs/operations.md), and start again"
             )
         return lines
 

@@ -267,9 +267,9 @@ def reachability(queues: Iterable[Queue[Sent]]) -> outage_detection.Reachability
 def overdue(in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
     """Return the attempts that have waited longer than their endpoint's response deadline, which is at most `max_s`.
 
-    `now` is by the endpoint clock. An endpoint is left out if it has responded in this task and has waiting deliveries. Such an
-    endpoint may be busy for a moment. The task waits for these deliveries anyway, until the circuit breaker opens or
-    `queue_timeout_s` has passed.
+    `now` is by the endpoint clock, which goes slower while the worker waits for its own machine. An endpoint is left out if it
+    has responded in this task and has waiting deliveries. Such an endpoint may be busy for a moment. The task waits for these
+    deliveries anyway, until the circuit breaker opens or `queue_timeout_s` has passed.
     """
     attempts: list[PendingDelivery[Sent]] = []
     unresponsive: dict[EndpointId, tuple[Queue[Sent], float]] = {}

@@ -21,7 +21,7 @@ from subscriptions_db.archive.search.selection import DeadLetterSearch
 
 
 class RecoverEndpoint(NoParameters):
-    """The dead letters of an endpoint to redrive."""
+    """The body of a request to redrive dead letters of an endpoint: which of them."""
 
     since: AwareDatetime
     """Redrive the waiting dead letters that were dead-lettered at this time or later."""

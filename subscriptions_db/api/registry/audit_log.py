@@ -137,7 +137,10 @@ def _last_looked_at(call: Call, side: Side, asked: dict[str, Any]) -> int | None
 
 
 def _matching(call: Call, side: Side, name: str, asked: dict[str, Any]) -> psycopg.Cursor[dict[str, Any]]:
-    """Execute the statement `name` on the matching entries before or after the place in `asked`; return psycopg's cursor."""
+    """Execute the statement `name` on the matches among the `asked["most"]` entries next before or after the place in `asked`.
+
+    Return psycopg's cursor.
+    """
     looked_at, matching = query(f"entries_{side}"), query("matching_entries")
     statement = "with looked_at as (" + looked_at + "), matching as (" + matching + ")" + query(name)
     # Not prepared: with a customer, the right plan reads another index than without.

@@ -203,7 +203,9 @@ def _require_granted(call: Call, document: dict[str, Any]) -> None:
     if granted.everything:
         return
     if document.get("everything"):
-        raise problems.invalid(("everything", "is not granted to you: list tenants, or ask the operator"))
+        raise problems.invalid(
+            ("everything", "needs a grant of all tenants: name tenants in the field tenants, or ask the operator")
+        )
     for field in ("tenants", "sub_tenants"):
         # `str`: an id may be written as a number.
         for tenant_id in map(str, document.get(field) or ()):

@@ -129,7 +129,7 @@ class Api:
         return app
 
     def close(self) -> None:
-        """Wait for the worker threads to end, and close the connections to Kafka."""
+        """Wait for the worker threads to end, and for Kafka's confirmations (`Publishing.close`)."""
         self._threads.close()
         self._publishing.close()
 

@@ -94,7 +94,10 @@ class Publishing:
         """The occupied bytes of each key."""
 
     def close(self) -> None:
-        """Wait for a running check, then close the connections to Kafka."""
+        """Wait for the checks of request bodies, then for Kafka's confirmations (`EventProducer.close`).
+
+        Takes some seconds at most.
+        """
         self._thread.shutdown()
         self._producer.close()
 

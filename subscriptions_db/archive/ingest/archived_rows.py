@@ -204,7 +204,7 @@ def _is_kept(entry: Entry) -> TypeGuard[Attempted | Unattempted]:
 
 
 def is_brought_forward(entry: Entry) -> bool:
-    """Return True if an entry reports a skipped resend, which brought the next attempt of the waiting delivery forward."""
+    """Return True if an entry reports a resend that was skipped because it brought the next attempt of its delivery forward."""
     return isinstance(entry, log_entries.SKIPPED) and entry.reason == SkipReason.BROUGHT_FORWARD
 
 
