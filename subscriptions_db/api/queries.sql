@@ -45,8 +45,9 @@ select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(cu
        set_config('fanout.endpoint_ids', %(endpoint_ids)s, true), set_config('lock_timeout', '1s', true);
 
 -- name: end_change
--- Just before the commit, which waits for the commits of all other changes of the registry (0002_endpoints_whole.sql).
+-- The commit waits for the commits of all other changes of the registry (0002_endpoints_whole.sql), so no second is enough for it.
 select set_config('lock_timeout', '0', true);
+commit;
 
 -- name: limit_to_endpoints
 -- Empty: no limit within the customer.

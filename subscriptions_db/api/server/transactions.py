@@ -249,7 +249,7 @@ class Store:
                 with connect.translated_errors():
                     yield connection
                     if begin == "begin_change":
-                        connection.execute(query("end_change"))
+                        psycopg.ClientCursor(connection).execute(query("end_change"))  # one round trip, as above
             except errors.RegistryUnavailable as exc:
                 if connect.needs_replacement(connection, exc):
                     connection.close()  # the pool opens another
