@@ -6,7 +6,6 @@ request does not stop the process.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import http.server
 import logging
@@ -22,7 +21,7 @@ from prometheus_client import exposition
 
 from delivery import errors
 from delivery.config import settings
-from delivery.observability import health, metrics
+from delivery.observability import health, listening, metrics
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def serve(config: settings.MetricsSettings, watches: Mapping[str, health.Watch])
     if not config.port:
         return
     try:
-        server = _Server((config.host, config.port), _Handler)
+        server = _Server(listening.opened(config.host, config.port), _Handler)
     except OSError as exc:
         raise errors.SettingsError(
             f"setting metrics.port: {config.host}:{config.port} cannot be opened ({exc.strerror}), so nothing was started. "
@@ -57,16 +56,10 @@ class _Server(http.server.ThreadingHTTPServer):
     config: settings.MetricsSettings
     watches: Mapping[str, health.Watch]
 
-    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            with contextlib.suppress(OSError):  # `::` then takes IPv6 only
-                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
+    def __init__(self, listening_socket: socket.socket, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        super().__init__(listening_socket.getsockname()[:2], handler, bind_and_activate=False)
+        self.socket.close()  # of IPv4, whatever the address is
+        self.socket = listening_socket
 
     def handle_error(self, *_: Any) -> None:
         # Called in the exception handler.

@@ -177,10 +177,10 @@ def _schema_registry(config: settings.Settings) -> str:
     if formats is None:
         return "none, because schema_registry.topic_pattern is empty"
     may_read = registry_client.RegistryClient(formats.access).require_answer()
-    limit = (
-        "" if may_read else ". This login may not read schema 1 (status 403): see that it may read the schemas of these topics"
-    )
-    return f"{config.schema_registry.url} answers, for topics that match {formats.topic_pattern}{limit}"
+    answer = f"{config.schema_registry.url} answers, for topics that match {formats.topic_pattern}"
+    if may_read:
+        return answer
+    return f"{answer}. This login may not read schema 1 (status 403): check that it may read the schemas of these topics"
 
 
 def _postgres(config: settings.Settings) -> str:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 STEP_S = 1.0
 """Seconds of a step, after which it begins no further chunk. Archiving waits during a step. While more records wait to be
-archived, as many seconds pass between two steps."""
+archived, at least as many seconds pass between two steps."""
 MAX_RECORDS = 1000
 """Maximum records of one chunk. By default an event has at most 256 KiB (`source.max_event_bytes`), so the valid
 events of a chunk have at most 250 MiB."""
@@ -98,12 +98,13 @@ class Replayer:
             return 0
         began = clock()
         try:
-            return self._rotate(connection, once=once, clock=clock)
+            return self._rotate(connection, began, once=once, clock=clock)
         finally:
-            self._yields_until = clock() + max(STEP_S, clock() - began)
+            ended = clock()
+            self._yields_until = ended + max(STEP_S, ended - began)
 
-    def _rotate(self, connection: connect.Connection, *, once: bool, clock: Callable[[], float]) -> int:
-        began, chunks, has_tried = clock(), 0, False
+    def _rotate(self, connection: connect.Connection, began: float, *, once: bool, clock: Callable[[], float]) -> int:
+        chunks, has_tried = 0, False
         while clock() >= self._allowed_at and (running := self._running(connection, clock())):
             advanced = 0
             for replay in running:
@@ -192,7 +193,7 @@ class Replayer:
         scanner = self._reader()
         names = topic_scanner.event_topics(self._config, scanner.names())
         extents = scanner.extents(names, since_ms=_ms(asked.since))
-        # Each partition is read to its end: a record of the range may come after a record with any later time.
+        # The end is not that of the range: a record of the range may come after a later one. `_read_chunk` ends earlier.
         places = [
             progress.PartitionProgress(*extent.place, extent.first, extent.end)
             for extent in extents

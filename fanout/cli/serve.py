@@ -32,7 +32,7 @@ def serve(context: typer.Context) -> None:
 
 def openapi(context: typer.Context) -> None:
     """Print the OpenAPI document of the HTTP API. The document's server is `api.public_url`, or `/` without this setting."""
-    from subscriptions_db.api.server import openapi as document  # noqa: PLC0415
+    from subscriptions_db.api.documents import openapi as document  # noqa: PLC0415
     from subscriptions_db.api.server.route_table import ROUTES  # noqa: PLC0415
 
     commands.print_json(document.document(ROUTES, commands.settings_of(context).api.public_url))

@@ -80,7 +80,7 @@ AREAS = (
             "subscriptions_db.archive.ingest",
             "subscriptions_db.archive.search",
             "subscriptions_db.api.contract subscriptions_db.api.examples",
-            "subscriptions_db.api.oidc",
+            "subscriptions_db.api.oidc subscriptions_db.api.documents",
             "subscriptions_db.api.registry subscriptions_db.api.deliveries subscriptions_db.api.publishing",
             "subscriptions_db.api.server",
         ),

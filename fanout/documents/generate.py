@@ -14,7 +14,7 @@ from delivery.config import settings
 from delivery.observability import metrics
 from fanout.documents import chart_reference, folder_map, lane_pictures, links, record_formats
 from subscriptions_db.api.contract import problem_types
-from subscriptions_db.api.server import problem_pages
+from subscriptions_db.api.documents import problem_pages
 
 HEAD = """\
 # Configuration

@@ -6,7 +6,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from subscriptions_db.api.server import openapi
+from subscriptions_db.api.documents import openapi
 from subscriptions_db.api.server.route_table import ROUTES
 from tests.support import node_packages
 

@@ -1,4 +1,4 @@
-"""When the real-time lane starts, restarts and ends its queries, and what it tells its watch. With Spark."""
+"""The real-time lane starts, restarts and ends its queries, and reports each change to its watch. With Spark."""
 
 import contextlib
 import dataclasses

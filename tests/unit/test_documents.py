@@ -26,7 +26,7 @@ from fanout.demo import expected_account
 from fanout.documents import folder_map, generate, lane_pictures, links, record_formats
 from subscriptions_db import disclosure
 from subscriptions_db.api.contract import problem_types, problems
-from subscriptions_db.api.server import problem_pages
+from subscriptions_db.api.documents import problem_pages
 from subscriptions_db.manifest import manifest, parts
 from tests.support import builders, reading
 

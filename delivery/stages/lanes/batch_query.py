@@ -30,8 +30,8 @@ first micro-batch after its due time."""
 class BatchQuery(StatefulLane):
     """The batch lane.
 
-    `direct_from`: where the direct lane of the same job continues; None: the job runs no direct lane. It decides which rejected
-    records this lane reports (`collect_segments.RoutePartition.direct_from`).
+    `direct_from` has the positions at which the direct lane of the same job continues; None: the job runs no direct lane. The
+    positions decide which rejected records this lane reports (`collect_segments.RoutePartition.direct_from`).
     """
 
     NAME = "batch"

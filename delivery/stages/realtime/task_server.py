@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pyspark import SparkContext
 
 from delivery import errors
+from delivery.observability import listening
 from delivery.registry_model import AttemptedEndpoint, EndpointId
 from delivery.stages.realtime import channel, messages
 from delivery.webhooks.lanes.realtime_lane import Place
@@ -126,10 +127,7 @@ class TaskServer:
         self._has_advanced = False
         self._is_stopping = self._is_closed = False
         try:
-            family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-            # Like Java's sockets, `::` takes connections of IPv4 too.
-            is_dual = family is socket.AF_INET6 and socket.has_dualstack_ipv6()
-            self._listener = socket.create_server((bind, port), family=family, backlog=256, dualstack_ipv6=is_dual)
+            self._listener = listening.opened(bind, port, backlog=256)
         except OSError as exc:
             cure = "correct spark.driver.bindAddress, or spark.driver.host"
             if exc.errno in _PORT_ERRORS:

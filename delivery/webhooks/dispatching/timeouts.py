@@ -63,8 +63,8 @@ class Timeouts:
     def start(self, phase: Phase) -> None:
         """Start the queue timeout if `phase.is_waiting`. If `phase.is_last`, begin to look for overdue responses, at once.
 
-        What runs already is not started again. Called whenever no endpoint queue is ready, and when the queue timeout has
-        passed.
+        A countdown that runs already is not started again. Called whenever no endpoint queue is ready, and when the queue
+        timeout has passed.
         """
         if phase.is_waiting and self._queue_timeout is None:
             self._queue_timeout = Countdown(self._endpoint_time, self._bounds.queue_timeout_s, self._end_queue_timeout)

@@ -37,8 +37,8 @@ def decoded(value: bytes, encoding: bytes, max_bytes: int) -> bytes:
     except (zlib.error, EOFError, OSError) as exc:
         raise errors.EventRejected(
             "undecodable",
-            f"the value does not decompress by {encoding.decode(errors='replace')[:20]} ({str(exc)[:100]}): publish the "
-            "event again, compressed anew, or uncompressed and without the header content-encoding",
+            f"the value does not decompress by {encoding.decode(errors='replace')[:20]} ({str(exc)[:100]}): compress the "
+            "event again and publish it, or publish it uncompressed and without the header content-encoding",
         ) from exc
     if len(found) > max_bytes:
         raise errors.EventRejected(

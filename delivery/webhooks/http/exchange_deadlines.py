@@ -20,9 +20,10 @@ MAX_EXTENSION_S = 8.0
 """Most seconds that own delay (this process waits for CPU or memory) adds to an attempt's timeout. Bounded, because a worker
 that ends waits for its attempts."""
 ENOUGH_S = 5.0
-"""Least seconds by the endpoint clock after which an exchange that ends at its extended timeout was the endpoint's delay."""
+"""Seconds by the endpoint clock. An exchange that ends at its extended timeout counts as the endpoint's delay if the endpoint
+had at least so many seconds."""
 ENOUGH_SHARE = 1 / 3
-"""The same as a share of the timeout. The larger of the two counts."""
+"""The same bound as a share of the timeout. The larger of the two bounds holds."""
 
 Deadline = tuple[float, float, float]
 """The times at which an exchange ends, in seconds:

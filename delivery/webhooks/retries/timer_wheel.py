@@ -43,7 +43,7 @@ class TimerEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Bucket(msgspec.Struct, array_like=True, gc=False):
     """Timer entries whose times lie in one interval.
 
-    The interval is at most a quarter of the time until then, or about a second if that is longer.
+    The length of the interval is at most a quarter of the wait of its entries, or about a second if that is longer.
     """
 
     due_ms: int

@@ -1,7 +1,7 @@
 """Describe the types of problems: the meaning of each code, what a client does about the problem, and an example. Pure.
 
 Runs in the API, in `fanout openapi` and in `make docs`. The API answers each refused request with `document`. The API serves a
-page for each type (server/problem_pages.py), and `make docs` writes the same pages. `fanout openapi` prints the examples.
+page for each type (documents/problem_pages.py), and `make docs` writes the same pages. `fanout openapi` prints the examples.
 """
 
 from __future__ import annotations

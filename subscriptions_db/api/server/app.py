@@ -28,6 +28,7 @@ from subscriptions_db.api.contract import deprecation, etags, problem_types, pro
 from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import Route
+from subscriptions_db.api.documents import openapi, problem_pages
 from subscriptions_db.api.oidc.provider_keys import ProviderKeys
 from subscriptions_db.api.oidc.tokens import TokenVerifier
 from subscriptions_db.api.registry import test_events
@@ -36,12 +37,11 @@ from subscriptions_db.api.server import (
     handler,
     key_use,
     long_polls,
-    openapi,
-    problem_pages,
     publish_handler,
     route_table,
     snapshot_feed,
     transactions,
+    worker_threads,
 )
 from subscriptions_db.manifest import mistakes
 from subscriptions_db.registration import receiver_permission
@@ -86,7 +86,7 @@ class Api:
         self._test_events = sending
         guard = plan_builder.guard_of(config.delivery)
         self._answerer = handler.RequestHandler(opened, opened.ring, guard, config.api, config.delivery.webhook_origin)
-        self._threads = transactions.WorkerThreads(config.api.max_connections, max_waiting=config.api.max_waiting)
+        self._threads = worker_threads.WorkerThreads(config.api.max_connections, max_waiting=config.api.max_waiting)
         self._key_use = key_use.KeyUse(lambda key_ids: self._threads.run(functools.partial(opened.note_use, key_ids)))
         self._provider = ProviderKeys(config.oidc, read_every_s=bounds.provider_read_every_s) if config.oidc.is_on else None
         self._admission = admission.Admission(

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import gc
 import logging
-import socket
 import threading
 from collections.abc import AsyncIterator
 
@@ -19,7 +18,7 @@ from aiohttp import web, web_response
 
 from delivery import errors
 from delivery.config import plan_builder, service_settings, settings
-from delivery.observability import health
+from delivery.observability import health, listening
 from delivery.observability import http_endpoints as probes
 from delivery.observability.health import QueryPhase
 from subscriptions_db import server_bounds
@@ -109,10 +108,7 @@ def _site(runner: web.AppRunner, api: service_settings.ApiSettings) -> web.BaseS
     """
     if ":" not in api.host:
         return web.TCPSite(runner, api.host, api.port, reuse_address=True)
-    listening = socket.create_server(
-        (api.host, api.port), family=socket.AF_INET6, dualstack_ipv6=socket.has_dualstack_ipv6(), backlog=128
-    )
-    return web.SockSite(runner, listening)
+    return web.SockSite(runner, listening.opened(api.host, api.port))
 
 
 def _require_ready(opened: transactions.Store) -> None:

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fanout.cli import main
-from subscriptions_db.api.server import openapi
+from subscriptions_db.api.documents import openapi
 from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.archive.ingest import writer
 from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord

@@ -9,7 +9,8 @@ import pytest
 from subscriptions_db.api.contract import deprecation, problems, routes
 from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.routes import NoParameters, Route
-from subscriptions_db.api.server import openapi, route_table
+from subscriptions_db.api.documents import openapi
+from subscriptions_db.api.server import route_table
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ import pytest
 
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
-from subscriptions_db.api.server import openapi
+from subscriptions_db.api.documents import openapi
 from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.archive.ingest import writer
 from tests.integration.api import world

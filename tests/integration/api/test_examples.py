@@ -13,9 +13,9 @@ from delivery.config import settings
 from fanout.local import receiver
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.contract.routes import RawBytes
+from subscriptions_db.api.documents import openapi
 from subscriptions_db.api.examples.example import PATH_PARAMETERS
 from subscriptions_db.api.examples.example_table import EXAMPLES
-from subscriptions_db.api.server import openapi
 from subscriptions_db.api.server.route_table import ROUTES
 from tests.integration.api import example_world, world
 from tests.support import api_answers
@@ -62,7 +62,7 @@ def document_of(answer):
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.handler], ids=lambda route: route.name)
 def test_an_example_is_answered_as_the_document_says(served, receiver_url, operator, route):
-    """The document's example fits the same schema: tests/unit/subscriptions_db/api/server/test_examples.py."""
+    """The document's example fits the same schema: tests/unit/subscriptions_db/api/documents/test_examples.py."""
     made, client, example = example_world.Made(served, receiver_url, route), client_of(served, route), EXAMPLES[route.name]
     path = made.replaced(path_of(route))
     body = None if example.body is None else json.loads(made.replaced(json.dumps(example.body)))

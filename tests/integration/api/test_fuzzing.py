@@ -19,7 +19,7 @@ from schemathesis.core.parameters import ParameterLocation
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from delivery.config import settings as settings_of_the_platform
-from subscriptions_db.api.server import openapi
+from subscriptions_db.api.documents import openapi
 from subscriptions_db.api.server.route_table import ROUTES
 from tests.integration.api import world
 from tests.support import thoroughness

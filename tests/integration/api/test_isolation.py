@@ -12,7 +12,8 @@ from subscriptions_db import server_bounds
 from subscriptions_db.api.contract import cursors
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.contract.routes import CustomerQuery
-from subscriptions_db.api.server import openapi, transactions
+from subscriptions_db.api.documents import openapi
+from subscriptions_db.api.server import transactions
 from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.archive.search import archive_positions
 from tests.integration.api import world

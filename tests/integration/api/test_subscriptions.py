@@ -101,7 +101,7 @@ def test_a_new_grant_is_in_effect_at_once(acme, operator, served):
 
 @pytest.mark.parametrize("change", [{}, {"tenants": [], "everything": True}])
 def test_an_endpoint_is_not_deleted_while_a_subscription_is_created(acme, operator, served, monkeypatch, change):
-    """Regression: the subscription had no row, so its tenants could not be written. The 503 told to grant a right."""
+    """Regression: the subscription had no row, and its tenants could not be written. The log asked to grant a right."""
     endpoint_id = acme.post("/v1/endpoints", {"url": "https://hooks.acme.example.com/"}).json["id"]
     require_possible, waited = diff.require_possible, []
 

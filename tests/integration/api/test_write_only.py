@@ -4,7 +4,7 @@ import pytest
 
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Scope
-from subscriptions_db.api.server import openapi
+from subscriptions_db.api.documents import openapi
 from subscriptions_db.api.server.route_table import ROUTES
 from tests.integration.api import world
 

@@ -1,4 +1,4 @@
-"""What an application says of the lanes that it does not run, and for which attempts it waits at its end."""
+"""The supervisor warns of batch records that no lane of the job takes apart, and waits at the end for attempts of all lanes."""
 
 import logging
 from types import SimpleNamespace

@@ -27,9 +27,9 @@ RECORDS = {"not JSON": b"{", "of nobody": b'{"tenant_id": "t9"}'}
     ],
 )
 def test_each_rejection_is_reported_by_a_lane_of_this_job(direct_from, expected, tmp_path):
-    """Where the direct lane reads a record too, this lane reports only what its own registry rejects.
+    """If the direct lane reads a record too, this lane reports only rejections by its own registry.
 
-    What the direct lane read before this job started it may have accepted, by other settings.
+    The direct lane may have accepted a record that it read before this job started, because its settings were others.
     """
     seen, folder = [], sinks.Folder(tmp_path)
 

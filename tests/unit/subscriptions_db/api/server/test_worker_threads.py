@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from subscriptions_db.api.contract import problems
-from subscriptions_db.api.server import transactions
+from subscriptions_db.api.server import worker_threads
 
 
 class Blocking:
@@ -27,7 +27,7 @@ class Blocking:
 
 def with_threads(count, scenario, *, max_waiting=500):
     """Return the result of `scenario(threads, blocking)`, a coroutine function. All work may end after it."""
-    threads, blocking = transactions.WorkerThreads(count, max_waiting=max_waiting), Blocking()
+    threads, blocking = worker_threads.WorkerThreads(count, max_waiting=max_waiting), Blocking()
 
     async def run():
         try:

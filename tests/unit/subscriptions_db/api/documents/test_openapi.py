@@ -7,7 +7,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from subscriptions_db.api.contract import problem_types, problems, schemas
-from subscriptions_db.api.server import openapi
+from subscriptions_db.api.documents import openapi
 from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.manifest import manifest
 

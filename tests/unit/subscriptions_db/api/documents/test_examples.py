@@ -4,8 +4,8 @@ import jsonschema
 import pytest
 
 from subscriptions_db.api.contract.routes import RawBytes
+from subscriptions_db.api.documents import openapi
 from subscriptions_db.api.examples.example_table import EXAMPLES
-from subscriptions_db.api.server import openapi
 from subscriptions_db.api.server.route_table import ROUTES
 from tests.support import api_answers
 
