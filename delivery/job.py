@@ -15,12 +15,11 @@ from collections.abc import Collection
 
 from delivery import job_lanes
 from delivery.config import plan_builder, settings
-from delivery.stages.checkpoint import lock
+from delivery.stages.checkpoint_lock import lock
 from delivery.stages.kafka import topics
-from delivery.stages.lanes import lane_context, session, supervisor, watching
-from delivery.stages.lanes.network_outage import Network
+from delivery.stages.lanes import lane_context, network_outage, session, supervisor, watching
 from delivery.stages.registry import job_registry, registry_sources
-from delivery.stages.scaling import controller, executors
+from delivery.stages.scaling import controller, executor_absence, executors
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +36,17 @@ def run(
     """Run lanes `names` (None: all with topics) until `stop` is set, or with `once` until all present records are handled."""
     policy, named = controller.policy_of(config), names or job_lanes.LANES
     names = job_lanes.names_to_run(config, names)
-    checkpoint, network = lock.Lock(config.spark, names), Network()
+    checkpoint, network, absence = lock.Lock(config.spark, names), network_outage.Network(), executor_absence.ExecutorAbsence()
     plan_builder.warn_of_open_guard(config.delivery)
     registry = registry_sources.source(config, access, stop)
-    watches = watching.begin(config, names, (checkpoint.pause_reason, network.pause_reason, registry.pause_reason), stop)
+    watches = watching.begin(config, names, (checkpoint, absence, network, registry), stop)
     topics.prepare(config)
     with checkpoint.acquired(stop) as is_held:
         if not is_held:
             return
         with (
             session.running(config.spark, libraries, executors.conf(policy)) as spark,
+            absence.watching(spark.sparkContext, stop),
             access.disabling(stop) as disable,
             controller.running(policy, spark.sparkContext, watches, config, stop) as sizing,
         ):

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 
 from delivery.config import settings, topic_pattern
-from delivery.stages.checkpoint import left_out_topics, lock, losses, offset_log, paused_topics
+from delivery.stages.checkpoint import left_out_topics, losses, offset_log, paused_topics
+from delivery.stages.checkpoint_lock import lock
 from delivery.stages.kafka import completed_reader, topic_source
 from delivery.stages.lanes import session
 from fanout.kafka import topic_scanner

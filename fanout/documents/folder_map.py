@@ -58,6 +58,7 @@ AREAS = (
             "delivery.stages.jvm delivery.stages.class_sharing delivery.stages.process_state",
             "delivery.stages.local_address delivery.stages.pyspark_path delivery.stages.kafka",
             "delivery.stages.checkpoint delivery.stages.registry",
+            "delivery.stages.checkpoint_lock",
             "delivery.stages.tasks delivery.stages.disk_space",
             "delivery.stages.scaling",
             "delivery.stages.lanes",

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from delivery.stages.checkpoint import election
+from delivery.stages.checkpoint_lock import election
 from tests.e2e.conftest import Platform, assert_eventually
 from tests.k8s import apiserver
 from tests.k8s.test_lease import RULES
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 AS_IN_A_POD = """
 import os, pathlib
-from delivery.stages.checkpoint import cluster
+from delivery.stages.checkpoint_lock import cluster
 cluster.ACCOUNT = pathlib.Path(os.environ["TEST_ACCOUNT"])
 """
 

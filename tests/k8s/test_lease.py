@@ -14,7 +14,7 @@ import time
 import pytest
 
 from delivery import errors
-from delivery.stages.checkpoint import cluster, election
+from delivery.stages.checkpoint_lock import cluster, election
 from tests.k8s import apiserver
 from tests.support import certificates
 
@@ -26,7 +26,7 @@ RULES = [
 DRIVER = """
 import logging, signal, sys, threading, pathlib
 from delivery.config import settings
-from delivery.stages.checkpoint import cluster; from delivery.stages.checkpoint import lock
+from delivery.stages.checkpoint_lock import cluster; from delivery.stages.checkpoint_lock import lock
 cluster.ACCOUNT = pathlib.Path(sys.argv[1])
 logging.basicConfig(format="%(message)s")
 stop = threading.Event()

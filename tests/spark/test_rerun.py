@@ -1,5 +1,7 @@
 """A checkpoint says which micro-batch was broken off: the one with offsets and without a commit."""
 
+from unittest.mock import ANY
+
 import pytest
 
 from delivery.stages.checkpoint import recovery
@@ -36,5 +38,6 @@ def test_it_is_known_from_when_it_was_begun_until_it_is_committed(spark, tmp_pat
     assert abs(found.since_ms / 1000 - (tmp_path / "offsets" / "0").stat().st_mtime) < 60
     run(spark, tmp_path, failing=True)
     assert recovery.uncommitted(spark, str(tmp_path)) == found
+    assert found.ends == recovery.ends_of(spark, str(tmp_path), 0) == {"offset": 1, "timestamp": ANY}
     run(spark, tmp_path, failing=False)
     assert recovery.uncommitted(spark, str(tmp_path)) is None

@@ -49,9 +49,9 @@ def split(logged: Positions, kept: Positions, reads: Callable[[str], bool]) -> S
 
 
 def align(spark: SparkSession, config: settings.Settings, lanes: Iterable[str]) -> None:
-    """Have the offset logs of `lanes` contain the topics that these lanes read now. Lanes that are not in LANES stay unchanged.
+    """Move positions between the offset logs of `lanes` and the files, by the topics that these lanes read now.
 
-    Raise LaneFailed if a checkpoint is damaged.
+    Lanes that are not in LANES stay unchanged. Raise LaneFailed if a checkpoint is damaged.
     """
     for lane in lanes:
         if lane in LANES:

@@ -1,4 +1,4 @@
-"""Find records that a lane had not read and Kafka no longer holds, and the positions from which it can continue. Pure.
+"""Find records that a lane had not read and Kafka no longer holds, and the positions from which the lane can continue. Pure.
 
 Runs in `fanout accept-loss`, while no job runs the lane. A position is the next offset of a partition. Spark refuses to
 continue where records are gone (`failOnDataLoss`). Gone records are lost events, and an operator has to accept the loss.

@@ -147,6 +147,11 @@ class PausedTopics:
         """True if the query must end before its next micro-batch, because the lane's topics change."""
         return self._is_back.is_set() or self._left_out != self._topics.keys()
 
+    @property
+    def is_pausing(self) -> bool:
+        """True if topics are paused: some of their records are not read until the schema registry answers."""
+        return bool(self._topics)
+
     def topics_to_leave_out(self) -> Collection[str]:
         """Return the topics that the next query must not read. Called before each query, while none runs.
 

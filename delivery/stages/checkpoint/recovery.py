@@ -11,17 +11,20 @@ import dataclasses
 import json
 import logging
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery import errors
 from delivery.config import kafka_clients, plan_builder, settings
 from delivery.stages.kafka import completed_reader
-from delivery.webhooks.results.completed_work import CompletedWorkLog, FastLaneLog
+from delivery.webhooks.results.completed_work import MAX_COMPLETED, CompletedWorkLog, FastLaneLog
 
 log = logging.getLogger(__name__)
+
+Ends = Mapping[str, Mapping[str, int]]
+"""End offsets of a micro-batch: topic → partition (a decimal text) → the offset after the last record."""
 
 
 class InterruptedBatch(NamedTuple):
@@ -30,6 +33,8 @@ class InterruptedBatch(NamedTuple):
     batch_id: int
     since_ms: int
     """When the micro-batch first started; milliseconds since the epoch."""
+    ends: Ends
+    """The micro-batch reads up to these offsets."""
 
 
 def uncommitted(spark: SparkSession, checkpoint: str) -> InterruptedBatch | None:
@@ -40,8 +45,21 @@ def uncommitted(spark: SparkSession, checkpoint: str) -> InterruptedBatch | None
     begun, committed = newest(spark, checkpoint)
     if begun <= committed:
         return None
-    logged = spark.read.text(f"{checkpoint}/offsets/{begun}").where(F.col("value").startswith('{"batchWatermarkMs"')).collect()
-    return InterruptedBatch(begun, int(json.loads(logged[0][0])["batchTimestampMs"])) if logged else None
+    metadata, ends = _logged(spark, checkpoint, begun)
+    return InterruptedBatch(begun, int(metadata["batchTimestampMs"]), ends) if metadata else None
+
+
+def ends_of(spark: SparkSession, checkpoint: str, batch_id: int) -> Ends:
+    """Return the end offsets of a micro-batch that was started. `checkpoint` is the lane's folder."""
+    return _logged(spark, checkpoint, batch_id)[1]
+
+
+def _logged(spark: SparkSession, checkpoint: str, batch_id: int) -> tuple[dict[str, int], Ends]:
+    """Return the metadata and the end offsets in the file about a micro-batch. A part that the file does not have is empty."""
+    lines = [row.value for row in spark.read.text(f"{checkpoint}/offsets/{batch_id}").collect()]
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    metadata: dict[str, int] = next((part for part in found if "batchWatermarkMs" in part), {})
+    return metadata, next((part for part in found if part is not metadata), {})
 
 
 def require_whole(spark: SparkSession, checkpoint: str) -> None:
@@ -59,11 +77,22 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
         )
 
 
+class _Rerun(NamedTuple):
+    """The last interrupted micro-batch, and its completed-work log."""
+
+    batch_id: int
+    work_log: completed_reader.CompletedWork
+    ends: Ends
+    """Once the lane has committed these offsets, it reads no record again that `work_log` knows."""
+
+
 class Reruns:
     """Provide `work_log`, the completed-work log for the tasks of the present micro-batch of one lane.
 
-    The driver reads completed deliveries into the log only for a micro-batch that runs again. `of` is the class that interprets
-    the lane's result records.
+    The driver reads completed deliveries into the log only for a micro-batch that runs again. When it runs again, the lane may
+    pause topics, and reads their records in a later micro-batch. Until then the logs of all micro-batches have these completed
+    deliveries, at most MAX_COMPLETED. The driver has them in memory only: a restart of the process forgets them. `of` is the
+    class that interprets the lane's result records.
     """
 
     def __init__(
@@ -77,10 +106,12 @@ class Reruns:
             since_ms=_now_ms(),
             lane=of,
         )
-        self._first: tuple[int, completed_reader.CompletedWork] | None = None
+        self._rerun: _Rerun | None = None
         self.work_log = self._fresh
         """The completed-work log of the micro-batch that started last."""
         self._is_untouched = False
+        self._are_left_out = False
+        """True: the records that the rerun's log is still needed for are in topics that the present query does not read."""
 
     def mark_untouched(self) -> None:
         """Record that the lane sent nothing of the last micro-batch and left it uncommitted: the next `load` does nothing."""
@@ -93,7 +124,11 @@ class Reruns:
         """
         if self._is_untouched:  # the work of its earlier run, if there was one, is known already
             self._is_untouched = False
-            return
+        else:
+            self._load_interrupted()
+        self._are_left_out = self._rerun is not None and self._has_read(self._rerun.ends, but_left_out=True)
+
+    def _load_interrupted(self) -> None:
         try:
             found = uncommitted(self._spark, self._checkpoint)
         except Exception:  # the log only prevents repeats; Spark decides whether the checkpoint can be used
@@ -111,15 +146,52 @@ class Reruns:
                 self._checkpoint,
             )
             interrupted = dataclasses.replace(self._fresh, since_ms=found.since_ms)
-            self._first = found.batch_id, dataclasses.replace(interrupted, known=completed_reader.read(interrupted))
+            known, ends = completed_reader.read(interrupted), found.ends
+            if self._rerun is not None and len(known) + len(self._rerun.work_log.known) <= MAX_COMPLETED:
+                known |= self._rerun.work_log.known
+                ends = _later(self._rerun.ends, ends)
+            self._rerun = _Rerun(found.batch_id, dataclasses.replace(interrupted, known=known), ends)
 
-    def begin(self, batch_id: int) -> None:
-        """Set `work_log` for the micro-batch `batch_id`. Called as each micro-batch starts."""
-        if self._first is not None and self._first[0] == batch_id:
-            self.work_log = self._first[1]
-        else:
-            self._first = None
-            self.work_log = dataclasses.replace(self._fresh, since_ms=_now_ms())
+    def begin(self, batch_id: int, *, is_pausing: bool = False) -> None:
+        """Set `work_log` for the micro-batch `batch_id`. Called as each micro-batch starts.
+
+        `is_pausing`: True if the lane has paused topics, whose records come in a later micro-batch.
+        """
+        if self._rerun is not None and self._rerun.batch_id == batch_id:
+            self.work_log = self._rerun.work_log
+            return
+        if self._rerun is not None and not is_pausing and not self._are_left_out and self._has_read(self._rerun.ends):
+            self._rerun = None
+        known = frozenset() if self._rerun is None or self._are_left_out else self._rerun.work_log.known
+        self.work_log = dataclasses.replace(self._fresh, since_ms=_now_ms(), known=known)
+
+    def _has_read(self, ends: Ends, *, but_left_out: bool = False) -> bool:
+        """Return True if the committed micro-batches have read up to `ends` or further.
+
+        `but_left_out`: return True if that holds for all topics but those that the query leaves out, and there are such topics.
+        If the checkpoint cannot be read, log the error, and return whether the completed work can be forgotten.
+        """
+        try:
+            _, committed = newest(self._spark, self._checkpoint)
+            reached = ends_of(self._spark, self._checkpoint, committed) if committed >= 0 else {}
+        except Exception:  # the log only prevents repeats
+            log.exception(
+                "the checkpoint %s could not be read after a micro-batch had run again. The lane continues. Some deliveries of "
+                "paused topics may be sent again. Check that the job may read this folder",
+                self._checkpoint,
+            )
+            return not but_left_out
+        known = {topic: ends[topic] for topic in ends.keys() & reached.keys()} if but_left_out else ends
+        return reached == _later(reached, known) and (not but_left_out or len(known) < len(ends))
+
+
+def _later(ends: Ends, others: Ends) -> Ends:
+    """Return the larger offset of each partition."""
+    pairs = {topic: (ends.get(topic, {}), others.get(topic, {})) for topic in ends.keys() | others.keys()}
+    return {
+        topic: {number: max(first.get(number, 0), second.get(number, 0)) for number in first.keys() | second.keys()}
+        for topic, (first, second) in pairs.items()
+    }
 
 
 def _now_ms() -> int:

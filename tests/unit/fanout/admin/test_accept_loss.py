@@ -8,7 +8,8 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from delivery.stages.checkpoint import lock, losses, offset_log, paused_topics, recovery
+from delivery.stages.checkpoint import losses, offset_log, paused_topics, recovery
+from delivery.stages.checkpoint_lock import lock
 from delivery.stages.kafka import completed_reader
 from delivery.stages.lanes import session
 from fanout.admin import accept_loss

@@ -93,9 +93,11 @@ def lane():
 
 def test_a_lane_leaves_a_topic_out_until_the_registry_answers(lane):
     assert (lane.paused.must_replan, lane.paused.topics_to_leave_out()) == (False, frozenset())
+    assert not lane.paused.is_pausing
     lane.paused.note(7, {("framed", 0): 4})
-    assert lane.paused.must_replan
+    assert (lane.paused.must_replan, lane.paused.is_pausing) == (True, True)
     assert lane.paused.topics_to_leave_out() == {"framed"}
+    assert lane.paused.is_pausing
     assert (lane.paused.must_replan, lane.file.positions) == (False, {"plain": {"0": 3}})
     assert lane.watch.paused_topics == {"framed": {0: 4, 1: 5}}
     assert lane.asked.acquire(timeout=10)
@@ -105,6 +107,7 @@ def test_a_lane_leaves_a_topic_out_until_the_registry_answers(lane):
     assert lane.paused.must_replan
     assert lane.paused.topics_to_leave_out() == frozenset()
     assert (lane.paused.must_replan, lane.file.positions, lane.watch.paused_topics) == (False, AFTER, {})
+    assert not lane.paused.is_pausing
 
 
 def test_a_pause_that_was_not_committed_leaves_nothing_out(lane):

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from delivery import errors
-from delivery.stages.checkpoint import election
+from delivery.stages.checkpoint_lock import election
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder with the service account of each pod, as Kubernetes mounts it: token, certificate of the authority, namespace."""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from delivery.stages.checkpoint import election
-from delivery.stages.checkpoint.election import ElectionStep
+from delivery.stages.checkpoint_lock import election
+from delivery.stages.checkpoint_lock.election import ElectionStep
 
 NOW = 1000.0
 
@@ -77,6 +77,6 @@ def test_a_released_lease_is_acquired_at_once():
 
 def test_a_fenced_driver_has_ended_before_another_may_acquire():
     """A request may hang, the log may stand still for a second, and workers end two seconds after their JVM."""
-    from delivery.stages.checkpoint import kubernetes_lease  # noqa: PLC0415
+    from delivery.stages.checkpoint_lock import kubernetes_lease  # noqa: PLC0415
 
     assert election.RENEW_DEADLINE_S + kubernetes_lease.WATCH_S + kubernetes_lease.LAST_WORDS_S + 2 < election.LEASE_S

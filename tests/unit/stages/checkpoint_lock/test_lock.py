@@ -10,7 +10,7 @@ import pytest
 
 from delivery import errors
 from delivery.config import settings
-from delivery.stages.checkpoint import cluster, election, kubernetes_lease, lock
+from delivery.stages.checkpoint_lock import cluster, election, kubernetes_lease, lock
 from fanout.local.kafka_server import free_port
 from tests.support import certificates
 

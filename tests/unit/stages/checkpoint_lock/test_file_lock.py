@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from delivery import errors
-from delivery.stages.checkpoint import file_lock
+from delivery.stages.checkpoint_lock import file_lock
 
 TAKES = (
-    "import sys; from delivery.stages.checkpoint import file_lock;"
+    "import sys; from delivery.stages.checkpoint_lock import file_lock;"
     "file_lock.acquire(sys.argv[1], sys.argv[2:]); print('taken', flush=True); input()"
 )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from delivery.config import settings
 from delivery.stages import jvm
-from delivery.stages.checkpoint import cluster, file_lock, kubernetes_lease
+from delivery.stages.checkpoint_lock import cluster, file_lock, kubernetes_lease
 
 
 class Lock:

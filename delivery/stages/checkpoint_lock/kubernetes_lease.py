@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from delivery import errors
-from delivery.stages.checkpoint import cluster, election
+from delivery.stages.checkpoint_lock import cluster, election
 
 log = logging.getLogger(__name__)
 

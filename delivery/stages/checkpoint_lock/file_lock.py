@@ -4,7 +4,7 @@ Runs on the driver, and in commands that change the checkpoint. Without the lock
 micro-batch before Spark noticed two writers of one log. The lock is an operating-system lock on a file beside the lane's
 folder. The lock ends with the process, however the process ends, and needs neither Kafka nor Postgres. The lock also keeps out
 drivers on other machines if the file system shares locks, as NFS 4 does. A checkpoint on a store, such as `s3a://`, has no file
-locks. There the Lease of Kubernetes keeps a second driver out (delivery.stages.checkpoint.kubernetes_lease).
+locks. There the Lease of Kubernetes keeps a second driver out (delivery.stages.checkpoint_lock.kubernetes_lease).
 """
 
 from __future__ import annotations
