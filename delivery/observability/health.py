@@ -103,7 +103,8 @@ class Progress:
     """The progress of a lane's streaming query."""
 
     positions: Positions = field(default_factory=dict)
-    """The committed positions; empty until the query has reported progress."""
+    """The next offset of each partition: all records before it are handled. In the real-time lane, they need not be committed
+    yet. Empty until the query has reported progress."""
     at_s: float = 0.0
     """When the positions last changed; monotonic seconds."""
 
@@ -115,11 +116,12 @@ class Backlog:
     at_s: float = 0.0
     """When Kafka was last asked; monotonic seconds."""
     lag: int | None = None
-    """Records that no committed micro-batch has handled, without those of paused topics; None: unknown."""
+    """Records before the ends of the partitions that the lane has not handled (`Progress.positions`), without those of paused
+    topics; None: unknown."""
     handled: int = 0
-    """Records in committed micro-batches, since the process started."""
+    """Records that the lane has handled since the process started."""
     handled_at_s: float = 0.0
-    """When the committed positions last changed, by records or wake-ups; monotonic seconds."""
+    """When `Progress.positions` last changed, by records or wake-ups; monotonic seconds."""
     partitions: int = 0
     """Number of Kafka partitions that the lane reads; 0: unknown, or none."""
     has_no_topics: bool = False
@@ -156,7 +158,7 @@ class Watch:
             self._phase_entered, self._progressed_at = phase, self._clock()
 
     def reach(self, positions: Positions) -> None:
-        """Record the committed positions of the lane's query. Changed positions are progress, and end a pause by `wait_for`."""
+        """Record the lane's `Progress.positions`. Changed positions are progress, and end a pause by `wait_for`."""
         if positions != self.progress.positions:
             self._progressed_at = self._clock()
             self.progress = Progress(positions=positions, at_s=self._progressed_at)

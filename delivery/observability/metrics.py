@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections import Counter as Count
 from collections.abc import Iterator, Mapping
 
@@ -26,13 +27,15 @@ class _MergedHistogram(Collector):
 
     def __init__(self, name: str, meaning: str) -> None:
         self._name, self._meaning = name, meaning
+        self._adding = threading.Lock()  # each lane adds on its own thread
         self._by_lane: Mapping[str, tuple[Count[float], float]] = {}
         prometheus_client.REGISTRY.register(self)
 
     def add(self, lane: str, counts: Count[float], sum_: float) -> None:
-        before, sum_before = self._by_lane.get(lane, (Count(), 0.0))
-        # A new mapping, so that a scrape on another thread sees either all new counts or none.
-        self._by_lane = {**self._by_lane, lane: (before + counts, sum_before + sum_)}
+        with self._adding:
+            before, sum_before = self._by_lane.get(lane, (Count(), 0.0))
+            # A new mapping, so that a scrape on another thread sees either all new counts or none.
+            self._by_lane = {**self._by_lane, lane: (before + counts, sum_before + sum_)}
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._meaning, labels=["lane"])

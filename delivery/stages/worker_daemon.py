@@ -12,7 +12,9 @@ import contextlib
 import gc
 import importlib
 import os
+import socket
 import sys
+from collections.abc import Callable
 
 from delivery.stages import pyspark_path
 
@@ -33,6 +35,26 @@ LOADED = (
 pandas, and its import takes a second of CPU and 45 MB."""
 
 
+Worker = Callable[[socket.socket, bool], int]
+"""PySpark's function that runs the tasks of a forked worker on a socket to the JVM, and returns the worker's exit code."""
+
+
+def ending_quietly(worker: Worker) -> Worker:
+    """Return `worker`, with exit code 1 in place of a BrokenPipeError.
+
+    When the job stops, the JVM closes the socket before the worker's last bytes. PySpark would print a traceback for each
+    worker. PySpark itself handles a socket that closes within a task.
+    """
+
+    def run(sock: socket.socket, is_authenticated: bool) -> int:  # noqa: FBT001  # PySpark's signature
+        try:
+            return worker(sock, is_authenticated)
+        except BrokenPipeError:
+            return 1
+
+    return run
+
+
 def main() -> None:
     """Load the modules, and run PySpark's daemon, which forks the workers, until Spark ends it."""
     os.umask(0o077)  # PySpark trusts each process that can open its sockets
@@ -46,7 +68,9 @@ def main() -> None:
                 importlib.import_module(name)
     gc.collect()
     gc.freeze()  # otherwise a worker's first collection would copy the memory that it shares
-    importlib.import_module("pyspark.daemon").manager()
+    daemon = importlib.import_module("pyspark.daemon")
+    daemon.worker = ending_quietly(daemon.worker)  # type: ignore[attr-defined]  # manager() finds it by this name
+    daemon.manager()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from delivery import errors
-from delivery.config import settings
+from delivery.config import kafka_clients, settings
 from delivery.observability import health
 from delivery.stages.kafka import topic_source, topics
 from delivery.stages.lanes import session, streaming_lane
@@ -124,3 +124,19 @@ def test_a_lane_whose_driver_hangs_ends_and_leaves_its_query_behind(spark, kafka
         spark.conf.set("spark.sql.streaming.stopTimeout", session.STOP_TIMEOUT)
         released.set()
     assert "the query of lane batch did not end within" in caplog.text
+
+
+def test_a_lane_that_kafkas_client_refuses_names_the_file_at_fault(spark, tmp_path):
+    """Regression: a wrong keystore ended the job with `Failed to create new KafkaAdminClient`, and nothing said why."""
+    keystore = tmp_path / "client.pem"
+    keystore.write_text("no PEM")
+    kafka = settings.KafkaSettings(bootstrap_servers="127.0.0.1:1", security_protocol="SSL", ssl_keystore_file=str(keystore))
+    stop = threading.Event()
+    lane = streaming_lane.StreamingLane(
+        "batch", acquire=lambda: (), handle=pytest.fail, stop=stop, watch=Watch(stop), is_kafka_back=pytest.fail
+    )
+    config = settings.SparkSettings(checkpoint=str(tmp_path))
+    # The lanes' own source tries for minutes.
+    options = kafka_clients.for_spark(kafka) | {"subscribe": "any", "fetchOffset.numRetries": "1"}
+    with pytest.raises(errors.LaneFailed, match=f"Failed to create new KafkaAdminClient: .*{keystore}"):
+        lane.run(spark.readStream.format("kafka").options(**options).load, config, 0.1, once=True)

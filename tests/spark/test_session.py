@@ -53,6 +53,16 @@ def test_workers_are_connected_by_no_port_that_others_can_reach(spark):
     assert spark.sparkContext.parallelize([0], 1).map(tcp_connections).collect() == [[[], []]]
 
 
+def test_a_large_function_leaves_no_file_on_the_driver(spark):
+    """Regression: PySpark wrote each function above 1 MiB into a file, for each micro-batch, and nothing deleted it."""
+    large = os.urandom(2 * 1024 * 1024)
+    folder = Path(spark.sparkContext._temp_dir)
+    before = set(folder.rglob("*"))
+    frame = spark.range(1).mapInArrow(lambda batches: (batch for batch in batches if large), "id long")
+    frame.write.format("noop").mode("overwrite").save()
+    assert set(folder.rglob("*")) == before
+
+
 def unloaded(_):
     """Return which modules of the daemon's list the worker has not loaded, and where its PySpark comes from."""
     return [name for name in worker_daemon.LOADED if name not in sys.modules], pyspark.__file__

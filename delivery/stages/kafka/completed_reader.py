@@ -84,8 +84,9 @@ class CompletedWork:
 def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[completed_work.Key]:
     """Return the keys of the work that a new run must not repeat, according to the results in Kafka.
 
-    `work_log.lane` decides which results count. In the fast lanes: of deliveries that were accepted, dead-lettered or deferred
-    to the retry lane. In the retry lane: of accepted deliveries, and of leases of retry entries with a report.
+    `work_log.lane` decides which work counts. In the direct, batch and real-time lanes: deliveries that were accepted,
+    dead-lettered or deferred to the retry lane. In the retry lane: accepted deliveries, and leases (sets of retry entries) with
+    a report.
 
     Reading begins at the results that were written SLACK_MS before `work_log.since_ms`.
 

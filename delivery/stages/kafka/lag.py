@@ -1,4 +1,7 @@
-"""Measure the lag of each lane: the records in Kafka that no committed micro-batch has handled.
+"""Measure the lag of each lane: the records in Kafka that the lane has not handled.
+
+In the real-time lane, records count as handled when a task reports that their results are written. In the other lanes, they
+do when their micro-batch is committed.
 
 Runs on the driver, and in `fanout archive` for the archive's lag: the records that are not archived yet. For each lane, and
 for the archive, a thread of its own asks Kafka for the ends of the partitions. Spark's own figures change only with the commit

@@ -65,11 +65,14 @@ def prepare(config: settings.Settings) -> None:
 
 
 def require_apart(config: settings.Settings) -> None:
-    """Raise SettingsError if one topic serves two purposes: two of the job's own, or one of them and events.
+    """Raise SettingsError if one topic serves two purposes: two of the job's own, or results and events.
 
+    There are two reasons:
     1. In the topics of attempts and of rejected records, each result that the job reads as an event would make another,
        without end.
     2. A reader of two kinds of records in one topic would take the records of one kind for those of the other.
+
+    delivery.stages.kafka.wakeups refuses a wake-up topic that matches the pattern of the event topics.
     """
     pattern = config.source.topic_pattern
     if own := [name for name in of_results(config.delivery) if topic_pattern.matches(pattern, name)]:
@@ -130,8 +133,8 @@ def ensure(
 def names(kafka: settings.KafkaSettings, timeout_s: float = TIMEOUT_S) -> frozenset[str]:
     """Return the names of all topics that the login may describe.
 
-    Raise KafkaUnavailable if no broker answers within `timeout_s` seconds, or if a broker refuses the request. Raise
-    SettingsError if librdkafka refuses an option.
+    Raise KafkaUnavailable if no broker answers within `timeout_s` seconds and 3 s more, or if a broker refuses the request.
+    Raise SettingsError if librdkafka refuses an option.
     """
     try:
         return frozenset(kafka_clients.admin(kafka).list_topics(timeout=timeout_s).topics)
@@ -175,13 +178,15 @@ def require_room(kafka: settings.KafkaSettings, name: str, *, timeout_s: float =
 def unavailable(kafka: settings.KafkaSettings, exc: KafkaException, wish: str) -> errors.KafkaUnavailable:
     """Return the error for a request to Kafka that failed: Kafka does not answer, or a broker refuses the request.
 
-    `wish` follows the words "a request" in the message, such as `to list topics`.
+    `wish` follows the words "a request" in the message, such as `to list topics`. If Kafka does not answer, connect to it again
+    for up to 3 s, to name the reason in the message.
     """
     error: KafkaError = exc.args[0]
     if error.code() < 0:  # librdkafka's own errors; a broker's errors have positive codes
+        reason = ": ".join(filter(None, [error.name(), kafka_clients.connection_failure(kafka)]))
         return errors.KafkaUnavailable(
-            f"Kafka at {kafka.bootstrap_servers} does not answer ({error.name()}): start it, or correct the settings of "
-            "[kafka]: addresses, login, TLS"
+            f"Kafka at {kafka.bootstrap_servers} does not answer ({reason}): start it, or correct the settings of [kafka]: "
+            "addresses, login, TLS"
         )
     lacks_right = error.code() in _NO_RIGHT
     cure = "grant the right to this login (docs/operations.md lists the rights)" if lacks_right else "check the brokers"

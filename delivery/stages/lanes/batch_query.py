@@ -6,6 +6,7 @@ Runs on the driver. A shard is one key of Spark's state. It holds the pending ba
 from __future__ import annotations
 
 import threading
+import time
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -30,8 +31,9 @@ first micro-batch after its due time."""
 class BatchQuery(StatefulLane):
     """The batch lane.
 
-    `direct_from` has the positions at which the direct lane of the same job continues; None: the job runs no direct lane. The
-    positions decide which rejected records this lane reports (`collect_segments.RoutePartition.direct_from`).
+    `direct_from` has the positions at which the direct lane of the same job continues. None: the job runs no direct lane, or
+    the direct lane's first offset is unknown. The positions decide which rejected records this lane reports
+    (`collect_segments.RoutePartition.direct_from`).
     """
 
     NAME = "batch"
@@ -59,8 +61,16 @@ class BatchQuery(StatefulLane):
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        With `once`, batches that are due by then are delivered, and the others stay in the state.
+        With `once`, batches that are due by then are delivered, and the others stay in the state. A micro-batch sends at most
+        64 MiB of a shard (`batcher.BatchingBounds.max_sent_bytes`), so further queries may be necessary.
         """
+        self._run_query(watch, once=once)
+        handled_ms = time.time() * 1000
+        while once and not self._stop.is_set() and self._due_ms is not None and self._due_ms <= handled_ms:
+            self._due_ms = None  # without a further micro-batch, the lane ends
+            self._run_query(watch, once=once)
+
+    def _run_query(self, watch: health.Watch, *, once: bool) -> None:
         self._paused = lane_context.paused_topics_of(self._config, self._spark, self.NAME, watch, self._stop)
         self._run(self._planned, self._handle, watch, once=once, paused=self._paused)
 

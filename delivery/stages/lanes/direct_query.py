@@ -68,7 +68,7 @@ class DirectQuery:
     def _begin(self, batch_id: int) -> None:
         self._batch_id = batch_id
         self._seen.begin()
-        self._reruns.begin(batch_id)
+        self._reruns.begin(batch_id, is_pausing=self._paused.is_pausing)
 
     def _planned(self) -> DataFrame:
         left_out = self._paused.topics_to_leave_out()

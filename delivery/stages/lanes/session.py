@@ -70,6 +70,9 @@ ALWAYS = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # Must be more than the number of Kafka partitions. Otherwise Spark opens and closes consumers in each micro-batch.
     "spark.kafka.consumer.cache.capacity": "4096",
+    # Bytes (64 MiB). PySpark turns each larger pickled function into a broadcast, and writes it into a file of the driver that
+    # nothing deletes before the job ends. With Spark's 1 MiB, a large delta of the registry left a file for each micro-batch.
+    "spark.broadcast.UDFCompressionThreshold": str(64 * 1024 * 1024),
     # A worker sends the first records while Spark reads the rest.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
@@ -235,13 +238,13 @@ def _end(spark: SparkSession) -> None:
 def _name_an_address(master: str) -> None:
     """Set Spark's address in the environment if the host name does not resolve, and the operator has set no address.
 
-    Otherwise the JVM would fail at its start. Raise SettingsError if this machine has no address for Spark.
+    Without an address the JVM would fail at its start. Raise SettingsError if this machine has no address for Spark.
     """
     name = local_address.host_name()
     if added := local_address.missing(os.environ, master, name=name):
         log.warning(
             "this machine's host name, %s, does not resolve, so Spark uses the address %s. If executors cannot reach that "
-            "address, set %s to another one", name, added[local_address.ADDRESS], local_address.ADDRESS,
+            "address, set %s in the environment to another one", name, added[local_address.ADDRESS], local_address.ADDRESS,
         )  # fmt: skip
         os.environ.update(added)
 

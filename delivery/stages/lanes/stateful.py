@@ -66,6 +66,8 @@ class StatefulLane(abc.ABC):
         self._size = context.sizing.now()
         self._batch_id = -1
         """Number of the present micro-batch."""
+        self._due_ms: int | None = None
+        """Due time of the last backlog that the shards reported (ShardBacklog)."""
 
     @staticmethod
     @abc.abstractmethod
@@ -92,17 +94,17 @@ class StatefulLane(abc.ABC):
             stop=self._stop,
             watch=watch,
             is_kafka_back=functools.partial(kafka_outage.is_over, self._config),
-            on_begin=self._begin,
+            on_begin=functools.partial(self._begin, paused),
             is_woken=True,
             paused=paused,
             stalled_after_s=self._config.metrics.stalled_after_s,
         )
         lane.run(planned, self._config.spark, self._interval_s, once=once)
 
-    def _begin(self, batch_id: int) -> None:
+    def _begin(self, paused: paused_topics.PausedTopics | None, batch_id: int) -> None:
         self._batch_id = batch_id
         self._seen.begin()
-        self._reruns.begin(batch_id)
+        self._reruns.begin(batch_id, is_pausing=paused is not None and paused.is_pausing)
 
     def _prepare_plan(self) -> None:
         self._reruns.load()
@@ -124,8 +126,9 @@ class StatefulLane(abc.ABC):
             if self._restarts > MOST_RESTARTS:
                 raise
             log.warning(
-                "an executor ended, and lane %s lost rows with it: the lane restarts, and repeats only deliveries without a "
-                "result. If executors end often, check their memory and the cluster manager", self.NAME,
+                "an executor ended, and lane %s lost rows with it: the lane restarts, and repeats deliveries without a result. "
+                "If the number of tasks has changed, lane batch may also repeat accepted events, in other batches. If "
+                "executors end often, check their memory and the cluster manager", self.NAME,
             )  # fmt: skip
             self._stop.wait(lane_context.LAST_TASKS_S)
             return Result.REPLAN
@@ -140,5 +143,6 @@ class StatefulLane(abc.ABC):
         backlog, self._pending.value = self._pending.value, ShardBacklog()
         if backlog.shards < len(self._shard_keys):  # a micro-batch without input partitions asks no shard
             return None
+        self._due_ms = backlog.due_ms
         self._waker.update(backlog)
         return backlog

@@ -58,6 +58,8 @@ REASON = "Reason: "
 PY4J_LOG = "py4j.clientserver"
 """Logger of the calls from the JVM to Python, such as the handling of micro-batches."""
 _SAYS_NOTHING = re.compile(r"\s*(at |Suppressed: |\.\.\. \d+ (more|common frames)|(SQLSTATE: \w+\s*)+$)")
+_NAMES_NO_CAUSE = re.compile(r"Failed to (create new|construct) (KafkaAdminClient|kafka consumer)$")
+"""Message of Kafka's Java client when it could not be created. Its causes say why, such as a keystore that is no PEM."""
 Registry = TypeVar("Registry")
 
 
@@ -86,7 +88,10 @@ def _quieten_py4j() -> None:
 
 
 def _is_error(record: logging.LogRecord) -> bool:
-    """Return False for a log record of Uncommitted: py4j logs every exception that passes through it, with a traceback."""
+    """Return False for a log record of the exception Uncommitted, which is no error.
+
+    py4j logs every exception that passes through it, with a traceback.
+    """
     return not (record.exc_info and isinstance(record.exc_info[1], Uncommitted))
 
 
@@ -142,8 +147,9 @@ class StreamingLane(Generic[Registry]):
         """Run queries until `stop` is set, or with `once` until all records that are in Kafka now are handled.
 
         `planned` returns the streaming plan of a query. It is called for the first query and for each restart. None: the job is
-        asked to stop. Raise LaneFailed if the checkpoint is damaged, or if a query ended and a restart would not help. Also
-        raise it if a micro-batch was interrupted at a stop.
+        asked to stop. `interval_s` is the interval of Spark's trigger, and has no effect with `once`. Raise LaneFailed if the
+        checkpoint is damaged, or if a query ended and a restart would not help. Also raise it if a micro-batch was interrupted
+        at a stop.
         """
         _quieten_py4j()
         try:
@@ -270,7 +276,7 @@ class StreamingLane(Generic[Registry]):
         self._watched.enter(health.QueryPhase.ENDED)
         space = disk_space.free_space(written()) if disk_space.is_disk_full(text) else ""
         raise errors.LaneFailed(
-            f"lane {self._name} ended, and all lanes stop: {cause_of(text) or type(failure).__name__}{space}. "
+            f"lane {self._name} ended, and all lanes stop: {reason_of(failure)}{space}. "
             "Committed work is kept. Fix the cause as in docs/operations.md#fanoutabsent-fanoutnotready, and start again"
         ) from failure
 
@@ -318,6 +324,26 @@ def cause_of(failure: str) -> str:
     lines = [line.strip() for line in text if line.strip() and not _SAYS_NOTHING.match(line)]
     named = [line.removeprefix(REASON) for line in lines if line.startswith(REASON)]
     return (named or lines or [""])[-1]
+
+
+def reason_of(failure: Exception) -> str:
+    """Return why a query failed, for the message to the operator: the line of `cause_of`, or else the class of the error.
+
+    Kafka's Java client says only that it could not be created, for example with a wrong keystore. Then the messages of the
+    error's Java causes follow, the innermost last.
+    """
+    line = cause_of(str(failure)) or type(failure).__name__
+    if not _NAMES_NO_CAUSE.search(line):
+        return line
+    said = [line]
+    # PySpark gives no public access to the causes of an error.
+    while (failure := getattr(failure, "_cause", None)) is not None:  # type: ignore[assignment]
+        text = str(failure).partition("\n")[0].rpartition("Exception: ")[2]
+        if "JAAS config" in text:  # the text may quote a part of a password
+            text = "sasl.jaas.config cannot be read"
+        if text and text not in said[-1]:
+            said.append(text)
+    return ": ".join(said)
 
 
 def positions(progress: StreamingQueryProgress) -> health.Positions:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from delivery.config import plan_builder, settings
 from delivery.observability import health
-from delivery.stages.checkpoint import left_out_topics, offset_log, paused_topics
+from delivery.stages.checkpoint import left_out_topics, offset_log, paused_topics, retry_topics
 from delivery.stages.lanes import batch_query, direct_query, lane_context, retry_query, telemetry
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.network_outage import Network
@@ -77,8 +77,10 @@ def build(
 
     First change the offset logs of these lanes. Positions of paused topics, and of topics that `source.topic_pattern` matches
     again, move back into the logs. Positions of topics that the pattern no longer matches move out. Raise LaneFailed if a
-    checkpoint is damaged, and the errors of StatefulLane's constructor.
+    checkpoint is damaged, SettingsError if a topic of the retry lane was renamed, and the errors of StatefulLane's constructor.
     """
+    if "retry" in acquire:
+        retry_topics.require_same(spark, config)
     paused_topics.restore(spark, config.spark.checkpoint, acquire)
     left_out_topics.align(spark, config, acquire)
     built: dict[str, RunnableLane] = {}
@@ -87,12 +89,24 @@ def build(
     if "batch" in acquire:
         if config.source.batch_records == "taken_apart" and "direct" not in acquire:
             log.warning(WITHOUT_DIRECT_LANE)
-        # One lane reports rejected records: the direct lane where it runs.
-        direct = offset_log.committed(spark, f"{config.spark.checkpoint.rstrip('/')}/direct") if "direct" in acquire else None
+        direct = _direct_from(config, spark) if "direct" in acquire else None
         built["batch"] = batch_query.BatchQuery(config, spark, acquire["batch"], stop, context, direct_from=direct)
     if "retry" in acquire:
         built["retry"] = retry_query.RetryQuery(config, spark, acquire["retry"], stop, context)
     return built
+
+
+def _direct_from(config: settings.Settings, spark: SparkSession) -> offset_log.Positions | None:
+    """Return the positions from which the direct lane reports rejected records, in place of the batch lane.
+
+    None: the direct lane begins at the latest records beside an older batch lane, so its first offset is unknown. The batch
+    lane then reports all that it rejects: records before that offset would be reported by nobody. Until the job starts again,
+    the direct lane reports its rejected records a second time.
+    """
+    root = config.spark.checkpoint.rstrip("/")
+    found = offset_log.committed(spark, f"{root}/direct")
+    is_new = not found and config.source.starting_offsets == "latest"
+    return None if is_new and offset_log.committed(spark, f"{root}/batch") else found
 
 
 def run(lanes: Mapping[str, RunnableLane], watches: Mapping[str, health.Watch], stop: threading.Event, *, once: bool) -> None:
@@ -134,8 +148,8 @@ def drain_workers(config: settings.Settings, spark: SparkSession | None, realtim
     """Wait for the attempts that still run in the workers after the lanes have ended, at most `delivery.stop_within_s`.
 
     `spark` is the session of the direct, batch and retry lanes; None: none of them ran. `realtime` is the session in which the
-    real-time lane ran in micro-batches; None: it did not. Its workers have processes and a plan of their own. The tasks of the
-    real-time trigger have waited already. Never raises: a failure only means that the next start sends some requests again.
+    real-time lane ran in micro-batches; None: it did not. That session's workers have processes and a plan of their own. The
+    tasks of the real-time trigger have waited already. Never raises: a failure only means that the next start repeats requests.
     """
     until_s = time.monotonic() + config.delivery.stop_within_s
     for session, plan in ((spark, plan_builder.plan_of(config)), (realtime, plan_builder.of_realtime(config))):

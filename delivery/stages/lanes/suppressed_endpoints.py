@@ -21,10 +21,10 @@ from delivery.webhooks.scheduling import deferral
 class SuppressedEndpoints:
     """The suppressed endpoints of one application, each with the reason. Thread-safe.
 
-    `attempt_s` is the longest duration of an attempt of the direct, batch or real-time lane. An endpoint that is unresponsive
-    to one worker is suppressed for all workers for twice `attempt_s`. After that time the attempts in flight have ended, and
-    the retry lane has their results. From then on the retry lane decides whether the endpoint is suppressed. `clock` is
-    monotonic, in seconds.
+    `attempt_s` is the timeout of an attempt in the direct, batch and real-time lanes. An endpoint that is unresponsive to one
+    worker is suppressed for all workers for twice `attempt_s`. By then the attempts in flight have usually ended, and the
+    retry lane has their results. From then on the endpoint is suppressed only if the last call of `set_failing` names it.
+    `clock` is monotonic, in seconds.
     """
 
     def __init__(self, attempt_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +42,7 @@ class SuppressedEndpoints:
         self._failing = endpoints
 
     def add_unresponsive(self, endpoints: frozenset[EndpointId]) -> None:
-        """Suppress endpoints that were unresponsive to a worker of any lane."""
+        """Suppress endpoints that were unresponsive to a worker of the direct, batch or real-time lane."""
         with self._lock:
             self._unresponsive_until |= dict.fromkeys(endpoints, self._clock() + self._unresponsive_s)
 

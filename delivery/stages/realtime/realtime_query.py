@@ -215,7 +215,7 @@ class RealtimeLane:
     def _update_for(self, known: messages.Known) -> messages.DriverUpdate:
         """Return the driver's answer to a worker that has the version `known` of the registry.
 
-        Called on the threads of the TaskServer. Waits only while a base that the worker lacks is packed.
+        Called on the threads of the TaskServer. Waits only while a registry snapshot that the worker lacks is pickled.
         """
         newest = self._registry.newest
         is_paused = newest is None or self._registry.pause_reason() is not None or self._context.network.is_paused
@@ -257,7 +257,7 @@ class RealtimeLane:
         return self._outcome_of(query)
 
     def _collect(self, query: _Query, watch: health.Watch) -> float:
-        """Apply the tasks' new reports. Return the longest `delay_s` of these reports; 0: no record was read."""
+        """Apply the tasks' new reports. Return the greatest age of a record when it was read, in s; 0: no record was read."""
         reports = query.server.drain()
         if reports.counters != Counters():  # an empty report would set the gauges to 0
             self._seen.add(reports.counters)
@@ -340,7 +340,7 @@ class RealtimeLane:
         folders = disk_space.folders(self._in_batches, self._config.spark.checkpoint)
         space = disk_space.free_space(folders) if disk_space.is_disk_full(text) else ""
         raise errors.LaneFailed(
-            f"lane {NAME} ended, and all lanes stop: {streaming_lane.cause_of(text) or type(failure).__name__}{space}. "
+            f"lane {NAME} ended, and all lanes stop: {streaming_lane.reason_of(failure)}{space}. "
             "Committed work is kept. Fix the cause as in docs/operations.md#fanoutabsent-fanoutnotready, and start again"
         ) from failure
 

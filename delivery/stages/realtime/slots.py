@@ -60,9 +60,12 @@ def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None
     if needed <= slots:
         return None
     others = f", and {for_others} for the other lanes" if for_others else ""
+    # The chart gives the other lanes half of the cores, unless config.spark.parallelism is set.
+    cores, but = (2 * wanted, ", and leave out config.spark.parallelism") if for_others else (wanted, "")
     return (
         f"the real-time lane needs {needed} slots and Spark has {slots}: one for each of {wanted} partitions of "
-        f"{len(found)} topics{others}. Set spark.master to local[{needed},4] or have as many executor cores, or let "
+        f"{len(found)} topics{others}. On one machine, set spark.master to local[{needed},4]. With executors, have {needed} "
+        f"cores. In the chart, give drivers.NAME.executors at least {cores} cores in all at the start{but}. Or let "
         "source.realtime_pattern match fewer topics"
     )
 

@@ -87,8 +87,8 @@ def read(
     """Return the start of the next query: the committed positions, moved forward by the receipts since the last commit.
 
     Reading begins with the receipts since the start of the last committed micro-batch, because only this time is in the
-    checkpoint's files. Receipts of committed records change nothing, because `fanout accept-loss` sets the time if it sets a
-    position back.
+    checkpoint's files. So receipts of committed records are read again, and change nothing. If `fanout accept-loss` sets a
+    position back, it also sets this time to the present, so that no earlier receipt moves the position forward.
 
     A lane that has never read a record starts at the positions of `begin_at`, if there are any.
 

@@ -54,7 +54,7 @@ _PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
 def addresses(context: SparkContext) -> tuple[str, str]:
     """Return the address at which workers reach the driver, and the address on which the driver listens.
 
-    An IPv6 address has no brackets, as Python's sockets expect. Spark writes them around its own.
+    An IPv6 address has no brackets, as Python's sockets expect. Spark's own addresses have brackets.
     """
     if (context.master or "").startswith("local["):
         return "127.0.0.1", "127.0.0.1"
@@ -228,8 +228,8 @@ class TaskServer:
                 first = with_task.receive()
             except channel.ChannelBroken as exc:  # also from a client that is no task
                 log.warning(
-                    "the real-time lane refused a connection from %s (%s). If it was a task, the lane restarts its query; if "
-                    "not, limit access to the port realtime.port", host, exc,
+                    "the real-time lane refused a connection from %s (%s). If it was a task, the lane restarts its query or "
+                    "ends; if not, limit access to the port realtime.port", host, exc,
                 )  # fmt: skip
                 return
             name = id(connection)

@@ -5,8 +5,8 @@ offset of a partition. The positions of a moved topic go to the checkpoint of th
 run the old lane, because a topic that the lane had read is missing. In the new lane, Spark would read the topic from its first
 record, and all of the topic would be sent again. After a crash between two steps the next start repeats the same steps.
 
-A topic that is newer than the last commit of the real-time lane has no position, but may have receipts. When such a topic
-leaves the lane, the direct lane continues at the offset of the receipts.
+A topic that is newer than the last commit of the real-time lane has no position, but may have offset receipts: records of the
+attempts topic that name handled offsets. When such a topic leaves the lane, the direct lane continues after these offsets.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pyspark.sql import SparkSession
 
 from delivery import errors
 from delivery.config import settings, topic_pattern
-from delivery.stages.checkpoint import file_lock, left_out_topics, object_store, offset_log, paused_topics, recovery
+from delivery.stages.checkpoint import left_out_topics, object_store, offset_log, paused_topics, recovery
 from delivery.stages.checkpoint.offset_log import Positions
+from delivery.stages.checkpoint_lock import file_lock
 from delivery.stages.kafka import topic_source, topics
 from delivery.stages.realtime import start_offsets
 
@@ -55,11 +56,13 @@ def move_topics(
     `names` are the lanes of this job. They may contain `realtime` without a pattern: then the lane does not run, and the direct
     lane takes its topics back. `existing` returns the names of Kafka's topics.
 
-    Raise SettingsError if topics must move and this job has only one of the two lanes. One case is excepted: there is no
-    pattern, and the checkpoint is a folder. Then this function locks the folder of the real-time lane until the process ends,
-    and raises CheckpointInUse if another process has it.
+    Raise SettingsError if topics must move and this job has only one of the two lanes. One case is excepted: this job has the
+    direct lane, there is no pattern, and the checkpoint is a folder.
+    If topics must move and there is no pattern, lock the real-time lane's folder until the process ends. Raise CheckpointInUse
+    if another process has locked this folder.
     Raise SettingsError also if topics must move to a direct lane that has committed nothing: its checkpoint takes no position.
-    Raise KafkaUnavailable if the progress of the real-time lane cannot be read, and LaneFailed if a checkpoint is damaged.
+    Raise KafkaUnavailable if Kafka's topics or the progress of the real-time lane cannot be read. Raise LaneFailed if a
+    checkpoint is damaged.
     """
     if not {"direct", "realtime"} & set(names):
         return
@@ -121,9 +124,9 @@ def _move(
 
 
 def _restored(spark: SparkSession, config: settings.Settings, positions: Positions) -> Positions:
-    """Return the positions of lane direct with those of topics that it paused or left out.
+    """Return `positions` of lane direct as they are once the lane has put back its paused and left-out topics.
 
-    A job with lane direct has moved them back already. A job without it must see that such a topic is not new.
+    A job with lane direct has put these topics back already. In another job, such a topic would otherwise look new.
     """
     folder = f"{config.spark.checkpoint.rstrip('/')}/direct"
     return left_out_topics.restored(spark, config, "direct", paused_topics.restored(spark, folder, positions))

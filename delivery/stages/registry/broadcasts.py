@@ -1,7 +1,8 @@
-"""Broadcast the registry to the executors, once for all lanes.
+"""Broadcast the registry to the executors, once for the direct, batch and retry lanes.
 
 Runs on the driver; delivery.webhooks.routing.registries.BroadcastSource travels to the executors. The driver broadcasts each
-full snapshot once. Later changes travel with each micro-batch as a small delta, until there is a new full snapshot.
+full snapshot once. Later changes travel with each micro-batch as a small delta, until there is a new full snapshot. The workers
+of the real-time lane get the registry from the lane's TaskServer instead (base_packer.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from delivery.webhooks.state import pickling
 
 
 class Broadcaster:
-    """Broadcast each full snapshot once for all lanes, and release the broadcasts that no lane uses any more."""
+    """Broadcast each full snapshot once for all lanes that call `source`. Release the broadcasts that no lane uses any more."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -45,7 +46,10 @@ class Broadcaster:
 
 
 class Broadcasts:
-    """Give each micro-batch the newest registry, as a broadcast and a delta. For jobs with `snapshot.source` = "broadcast"."""
+    """Give the newest registry to the micro-batches of the direct, batch and retry lanes, as a broadcast and a delta.
+
+    For jobs with `snapshot.source` = "broadcast".
+    """
 
     def __init__(self, follower: FollowedRegistry) -> None:
         self.follower = follower

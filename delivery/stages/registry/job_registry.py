@@ -35,11 +35,11 @@ class FollowedRegistry(Protocol):
 
 
 class RegistrySupply(Protocol):
-    """The source of the registry for all lanes: a broadcast snapshot, or look-ups in Postgres."""
+    """The source of the registry for the direct, batch and retry lanes: a broadcast snapshot, or look-ups in Postgres."""
 
     @property
     def follower(self) -> FollowedRegistry | None:
-        """The registry that the driver follows. None: the driver has none, because the executors look it up."""
+        """The registry that the driver follows, also for the real-time lane. None: the executors look the registry up."""
 
     def source(self, context: SparkContext, lane: str, /) -> registries.RefreshedSource | None:
         """Return the source of the registry for a lane's next micro-batch; None: the job is asked to stop.

@@ -36,8 +36,8 @@ class TaskDeltaSource:
     def registry(self, last: registries.Registry | None) -> registries.Registry:
         """Return the registry for this task: the registry of the closure's source, with the delta of the task's micro-batch.
 
-        `last` is the registry of the last task in this process; None: there was no task. Raise RuntimeError if the task has no
-        delta.
+        Update `last`, the registry of the last task in this process, and return it. If `last` is None or cannot be updated,
+        return a new registry. Raise RuntimeError if the task has no delta.
         """
         context = TaskContext.get()
         sealed = None if context is None else context.getLocalProperty(PROPERTY)

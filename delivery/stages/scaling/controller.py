@@ -43,7 +43,10 @@ class Cluster(Protocol):
         """Request this total number of executors from the cluster manager. A lower number ends no registered executor."""
 
     def decommission(self, names: tuple[str, ...]) -> None:
-        """Let these executors end as soon as their running tasks have ended."""
+        """Let these executors end as soon as their running tasks have ended.
+
+        They are replaced unless an earlier `request` has asked for fewer executors.
+        """
 
 
 class Controller:

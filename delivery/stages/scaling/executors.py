@@ -65,13 +65,18 @@ class SparkExecutors:
         return list(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(names))
 
 
+def are_separate(master: str) -> bool:
+    """Return True if Spark's executors are separate processes with this master. With `local[…]` the driver does their work."""
+    return master.startswith("local-cluster") or not master.startswith("local")
+
+
 def cores(config: settings.SparkSettings) -> int:
     """Return the number of tasks that an executor runs at once, by the settings of Spark.
 
     Raise SettingsError if the number of executors cannot be scaled with these settings.
     """
     conf = {name: value.get_secret_value() for name, value in config.conf.items()}
-    if config.master.startswith("local") and not config.master.startswith("local-cluster"):
+    if not are_separate(config.master):
         raise errors.SettingsError(
             f"setting scaling.max_executors: spark.master {config.master} is one process without executors, so nothing can "
             "be scaled. The job did not start. Set spark.master to a cluster, k8s://… or spark://…, or set "

@@ -1,4 +1,4 @@
-"""Find the batch lane's endpoints for each record, and pack the events into segments for the shards of these endpoints.
+"""Find the batch lane's endpoints for each record, and pack the events into segments for the lane's shards.
 
 The driver creates these task functions. The executors' Python workers run them. A shard is one key of Spark's state. It holds
 the pending batches of some endpoints. A segment is one value with events of one shard. The functions' closure is fixed when the
@@ -71,7 +71,7 @@ class RoutePartition:
     partition that is missing, such as those of the real-time lane: from its first record. From there on, this lane reports only
     those with a reason in `intake.LANE_SPECIFIC`. The direct lane read earlier records before this job started, with other
     settings perhaps, and may have accepted them. So this lane reports all that it rejects of them. None: the job runs no direct
-    lane, and this lane reports all."""
+    lane, or the direct lane's first offset is unknown. Then this lane reports all."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, shards = self.tools.begin(), len(self.shard_keys)

@@ -44,7 +44,8 @@ def deliver_leases(
 class DeliverLeasesPartition:
     """The function that Spark calls for a partition of leases of the retry lane.
 
-    It attempts or ends the entries of each lease, writes the results and the leases' reports to Kafka, and yields no rows.
+    It attempts or ends the entries of each lease, except those that ended by `work_log`. It writes to Kafka the results and
+    the leases' reports that are there within `settle_s` of the last lease. A later task writes the others. It yields no rows.
     """
 
     tools: task_context.Tools

@@ -37,7 +37,7 @@ class DrainPartition:
     """The function that Spark calls for an empty partition: stop the leases of the retry lane in this worker process.
 
     Stopped leases begin no further attempt. Then wait until the process has no attempt in flight, at most `within_s` seconds,
-    and not beyond `until_s`.
+    and not beyond `until_s`. At the end, write the results of the leases to Kafka.
     """
 
     tools: task_context.Tools

@@ -49,8 +49,9 @@ def take_leases(
     `records` come from the retries topic, which `topic` names: postponed deliveries, reports of leases, and other messages for
     the shards. At most `parallelism` tasks read `records`. Each record goes to the shard of its endpoint, whose key is one of
     `shard_keys`. The shard then decides by `policy`. No entry is leased early. The tasks add to `pending` the backlog of each
-    shard: the entries that still wait, and the endpoints to suppress or to disable. The driver wakes the lane `look_ahead_ms`
-    before the backlog's due time. So the backlog's due time is that of the next due entry plus `look_ahead_ms`.
+    shard: the entries that still wait, the endpoints to suppress, and the failing endpoints. The driver wakes the lane
+    `look_ahead_ms` before the backlog's due time. So the backlog's due time is that of the next due entry plus
+    `look_ahead_ms`.
     """
     spread = (
         records.select(*COLUMNS)

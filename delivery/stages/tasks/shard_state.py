@@ -36,7 +36,12 @@ _NUMBER = T.StructType([T.StructField("number", T.LongType())])
 
 
 class Arrived(NamedTuple):
-    """A value that arrived for a shard: a segment in the batch lane, a message of the retries topic in the retry lane."""
+    """A value that arrived for a shard.
+
+    1. In the batch lane: a segment.
+    2. In the retry lane: a message of the retries topic. With an empty key: the time in ms up to which a task has read that
+       topic (`retry_shard.SpreadPartition`).
+    """
 
     key: bytes
     """The key of the value's row (`collect_segments.SCHEMA`); empty: the row has none. A shard's values are in the order of

@@ -1,12 +1,15 @@
 """Reports of the workers about a micro-batch are acted upon in every lane; a lane recovers when executors end."""
 
 import threading
+import time
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
-from delivery.stages.lanes import lane_context, network_outage, suppressed_endpoints, telemetry
+from delivery.stages.lanes import batch_query, lane_context, network_outage, suppressed_endpoints, telemetry
+from delivery.stages.lanes.batch_query import BatchQuery
+from delivery.stages.lanes.direct_query import DirectQuery
 from delivery.stages.lanes.stateful import StatefulLane
 from delivery.stages.lanes.streaming_lane import Result
 from delivery.stages.scaling import size
@@ -15,6 +18,7 @@ from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.scheduling import outage_detection
+from delivery.webhooks.state.backlog import ShardBacklog
 from tests.support import builders
 
 
@@ -153,6 +157,30 @@ def a_lane():
     )
 
 
+def a_batch_lane(left):
+    """A batch lane of one shard. Each of its queries is a micro-batch, after which the next of `left` is the backlog."""
+
+    def run_query(*_, **__):
+        lane._pending.value = left.pop(0)
+        StatefulLane._take_backlog(lane)
+
+    lane = SimpleNamespace(
+        NAME="batch",
+        _config=None,
+        _spark=None,
+        _stop=threading.Event(),
+        _pending=SimpleNamespace(value=None),
+        _shard_keys=(0,),
+        _due_ms=None,
+        _waker=mock.Mock(),
+        _planned=None,
+        _handle=None,
+        _run=run_query,
+    )
+    lane._run_query = lambda watch, *, once: BatchQuery._run_query(lane, watch, once=once)
+    return lane
+
+
 def tasks_that(failure=None):
     due = mock.MagicMock()
     due.write.format.return_value.mode.return_value.save.side_effect = failure
@@ -173,6 +201,42 @@ def test_a_micro_batch_between_them_lets_a_lane_start_again_as_often_as_before()
         assert StatefulLane._deliver(lane, tasks_that(RuntimeError(ROWS_ARE_GONE))) is Result.REPLAN
         assert StatefulLane._deliver(lane, tasks_that()) is Result.COMMITTED
     assert lane._restarts == 0
+
+
+@pytest.mark.parametrize("is_pausing", [False, True])
+@pytest.mark.parametrize(
+    "begins",
+    [
+        lambda lane, paused: DirectQuery._begin(SimpleNamespace(**vars(lane), _paused=paused), 8),
+        lambda lane, paused: StatefulLane._begin(lane, paused, 8),
+    ],
+    ids=["direct", "batch"],
+)
+def test_a_lane_says_at_each_micro_batch_whether_topics_are_paused(begins, is_pausing):
+    """The completed-work log of a micro-batch that ran again is kept until their records were read."""
+    lane = SimpleNamespace(_seen=mock.Mock(), _reruns=mock.Mock())
+    begins(lane, SimpleNamespace(is_pausing=is_pausing))
+    lane._reruns.begin.assert_called_once_with(8, is_pausing=is_pausing)
+
+
+def test_a_single_run_of_the_batch_lane_sends_all_that_is_due(monkeypatch):
+    """Regression: a micro-batch sends 64 MiB of a shard, and `fanout run --once` left the rest until the next start."""
+    monkeypatch.setattr(batch_query.lane_context, "paused_topics_of", lambda *_: None)
+    hour_ms = 3_600_000
+    left = [ShardBacklog(shards=1, due_ms=due_ms) for due_ms in (0, round(time.time() * 1000) - hour_ms)]
+    left.append(ShardBacklog(shards=1, due_ms=round(time.time() * 1000) + hour_ms))
+    lane = a_batch_lane(left)
+    BatchQuery.run(lane, None, once=True)
+    assert (left, lane._waker.update.call_count) == ([], 3)
+
+
+@pytest.mark.parametrize("backlog", [ShardBacklog(shards=1), ShardBacklog(shards=0, due_ms=0)], ids=["empty", "not reported"])
+def test_a_single_run_of_the_batch_lane_ends_when_nothing_more_leaves(monkeypatch, backlog):
+    """A wake-up that Kafka refuses causes no micro-batch, so the shards report nothing."""
+    monkeypatch.setattr(batch_query.lane_context, "paused_topics_of", lambda *_: None)
+    left = [ShardBacklog(shards=1, due_ms=0), backlog]
+    BatchQuery.run(a_batch_lane(left), None, once=True)
+    assert left == []
 
 
 def test_any_other_failure_of_the_tasks_is_the_lanes():

@@ -5,8 +5,25 @@ from types import SimpleNamespace
 
 import pytest
 
+from delivery import errors
 from delivery.config import plan_builder, settings
 from delivery.stages.lanes import supervisor
+
+AT_7 = {"order": {"0": 7}}
+
+
+def without_spark(monkeypatch, positions):
+    """Replace Spark: the lanes have committed these `positions`, and a lane is the options of its constructor."""
+    monkeypatch.setattr(supervisor.paused_topics, "restore", lambda *_: None)
+    monkeypatch.setattr(supervisor.left_out_topics, "align", lambda *_: None)
+    monkeypatch.setattr(supervisor.retry_topics, "require_same", lambda *_: None)
+    monkeypatch.setattr(supervisor.offset_log, "committed", lambda _, folder: positions.get(folder.rpartition("/")[2], {}))
+    for module, lane in (
+        (supervisor.direct_query, "DirectQuery"),
+        (supervisor.batch_query, "BatchQuery"),
+        (supervisor.retry_query, "RetryQuery"),
+    ):
+        monkeypatch.setattr(module, lane, lambda *_, **options: options)
 
 
 @pytest.mark.parametrize(
@@ -19,19 +36,39 @@ from delivery.stages.lanes import supervisor
     ],
 )
 def test_the_batch_lane_alone_warns_of_batch_records_that_it_passes_over(monkeypatch, caplog, names, treatment, is_warned):
-    monkeypatch.setattr(supervisor.paused_topics, "restore", lambda *_: None)
-    monkeypatch.setattr(supervisor.left_out_topics, "align", lambda *_: None)
-    monkeypatch.setattr(supervisor.offset_log, "committed", lambda *_: {})
-    for module, lane in (
-        (supervisor.direct_query, "DirectQuery"),
-        (supervisor.batch_query, "BatchQuery"),
-        (supervisor.retry_query, "RetryQuery"),
-    ):
-        monkeypatch.setattr(module, lane, lambda *_, **__: None)
+    without_spark(monkeypatch, {})
     config = settings.Settings(source=settings.SourceSettings(batch_records=treatment))
     with caplog.at_level(logging.WARNING):
         assert set(supervisor.build(config, None, dict.fromkeys(names), None, None)) == set(names)
     assert (supervisor.WITHOUT_DIRECT_LANE in caplog.messages) is is_warned
+
+
+@pytest.mark.parametrize(
+    ("direct", "batch", "starts_at", "direct_from"),
+    [
+        pytest.param({}, AT_7, "latest", None, id="a new direct lane"),
+        pytest.param({}, AT_7, "earliest", {}, id="a new direct lane that reads all"),
+        pytest.param(AT_7, AT_7, "latest", AT_7, id="neither is new"),
+        pytest.param({}, {}, "latest", {}, id="both are new, so no record is before them"),
+    ],
+)
+def test_the_batch_lane_reports_what_a_direct_lane_at_the_latest_skips(monkeypatch, direct, batch, starts_at, direct_from):
+    """Regression: a direct lane that was added later began at the latest, and nobody reported rejected records before."""
+    without_spark(monkeypatch, {"direct": direct, "batch": batch})
+    config = settings.Settings(source=settings.SourceSettings(starting_offsets=starts_at))
+    built = supervisor.build(config, None, dict.fromkeys(("direct", "batch")), None, None)
+    assert built["batch"] == {"direct_from": direct_from}
+
+
+def test_a_renamed_topic_is_refused_before_a_checkpoint_is_changed(monkeypatch):
+    def refuse(*_):
+        raise errors.SettingsError("renamed")
+
+    without_spark(monkeypatch, {})
+    monkeypatch.setattr(supervisor.retry_topics, "require_same", refuse)
+    monkeypatch.setattr(supervisor.paused_topics, "restore", lambda *_: pytest.fail("a checkpoint was changed"))
+    with pytest.raises(errors.SettingsError):
+        supervisor.build(settings.Settings(), None, dict.fromkeys(("direct", "retry")), None, None)
 
 
 @pytest.mark.parametrize("ran", [(), ("shared",), ("realtime",), ("shared", "realtime")])
