@@ -252,7 +252,7 @@ def latency(
 def mission(
     json_file: JsonFile = None,
     topics: Annotated[int, typer.Option(min=2, help="Event types, each with a topic of one partition.")] = _MISSION.topics,
-    tenants: Annotated[int, typer.Option(min=10, help="Tenants of the endpoints' customers.")] = _MISSION.tenants,
+    tenants: Annotated[int, typer.Option(min=10, help="Tenants; at least as many as endpoints.")] = _MISSION.tenants,
     endpoints: Annotated[int, typer.Option(min=10, help="Endpoints; three of ten take batches.")] = _MISSION.endpoints,
     per_s: Annotated[
         list[int] | None, typer.Option(help="Events a second. Repeat the option for several paces in turn.")

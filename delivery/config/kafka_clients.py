@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,16 @@ from pydantic import SecretStr
 
 from delivery import errors
 from delivery.config.settings import KafkaSettings
+
+FAILURE_WITHIN_S = 3.0
+"""Seconds in which `connection_failure` waits for a failure. A refusal comes within a round trip or two."""
+LOOK_S = 0.1
+FILES = {
+    "ssl.ca.location": ("ssl_ca_file", "certificates of authorities"),
+    "ssl.certificate.location": ("ssl_keystore_file", "the client's certificates"),
+    "ssl.key.location": ("ssl_keystore_file", "the client's private key"),
+}
+"""librdkafka's option of a file → the field of KafkaSettings that names the file, and what the file must have."""
 
 
 def for_spark(kafka: KafkaSettings) -> dict[str, str]:
@@ -81,6 +92,25 @@ def producer(kafka: KafkaSettings, own: Mapping[str, Any], fixed: Mapping[str, A
         return confluent_kafka.Producer({**own, **for_librdkafka(kafka), **(fixed or {})})
 
 
+def connection_failure(kafka: KafkaSettings, *, within_s: float = FAILURE_WITHIN_S) -> str:
+    """Connect to Kafka with a new client, and return librdkafka's text of the first failure; "" if none comes in `within_s`.
+
+    The error of a request that failed says only that no broker answered. The text tells a refused connection from a refused
+    certificate or login, and has no password. Raise SettingsError if librdkafka refuses an option.
+    """
+    failures: list[confluent_kafka.KafkaError] = []
+    with _translated(kafka):
+        client = AdminClient({**for_librdkafka(kafka), "error_cb": failures.append})  # type: ignore[dict-item]  # as documented
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        client.poll(LOOK_S)  # calls error_cb
+        # Another error, that all brokers are down, may come first.
+        for failure in failures:
+            if failure.code() != confluent_kafka.KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001  # its public name
+                return failure.str()
+    return ""
+
+
 @contextlib.contextmanager
 def _translated(kafka: KafkaSettings) -> Iterator[None]:
     """Raise SettingsError if librdkafka refuses an option of a client that is created in the block.
@@ -102,8 +132,8 @@ def _translated(kafka: KafkaSettings) -> Iterator[None]:
 def _refusal(kafka: KafkaSettings, text: str, *, takes_text: bool = True) -> str:
     """Return the message for the operator. `text` is the message of the error that the client raised.
 
-    The message has no values of options. It names the configured options that occur in `text`. If some of them are set by
-    `kafka.librdkafka_options`, it names only those.
+    The message names the configured options that occur in `text`. If some of them are set by `kafka.librdkafka_options`, it
+    names only those. It has no values of options, except the path of an unusable file in FILES.
     `takes_text` False: the option takes a function or a table, which no setting can be.
     """
     named = [name for name in for_librdkafka(kafka) if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
@@ -113,13 +143,17 @@ def _refusal(kafka: KafkaSettings, text: str, *, takes_text: bool = True) -> str
         problem = "the option takes a function or a table, and a setting is text"
     else:
         problem = "librdkafka refuses the value, which is not shown here because it may be a password"
-    if others := [name for name in named if name in kafka.librdkafka_options]:
+    if len(named) == 1 and named[0] in FILES and named[0] not in kafka.librdkafka_options:
+        field, content = FILES[named[0]]
+        where = f"setting kafka.{field}"
+        problem = f"{getattr(kafka, field)} cannot be read, or is no PEM file with {content}"
+    elif others := [name for name in named if name in kafka.librdkafka_options]:
         where = f"setting kafka.librdkafka_options, option {', '.join(others)}"
     else:
         where = f"settings of [kafka] or kafka.librdkafka_options{''.join(f', option {name}' for name in named)}"
     return (
-        f"{where}: {problem}. The Kafka client was not started, and nothing was read or written. Correct or remove the option, "
-        "then try again"
+        f"{where}: {problem}. The Kafka client was not started, and nothing was read or written. Correct the setting, then try "
+        "again"
     )
 
 

@@ -64,7 +64,7 @@ def plan_of(config: settings.Settings) -> worker_plan.Plan:
 def of_realtime(config: settings.Settings) -> worker_plan.Plan:
     """Return the plan for the workers of the real-time lane.
 
-    A slice is the records of one second. Two slices deliver at the same time: one ends while the next begins
+    A slice is the records of about one second. Two slices may deliver at the same time: one ends while the next begins
     (delivery.webhooks.lanes.realtime_lane). So each slice may have half as many requests in flight to an endpoint as a task of
     the direct lane, but at least one.
     """

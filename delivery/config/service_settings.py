@@ -67,7 +67,8 @@ class ApiSettings(Area):
     customer get all of them but one, so that they do not block other customers."""
     max_waiting: Annotated[int, Field(gt=0)] = 500
     """Most requests in flight in one process, waiting polls not included; further requests are answered with 503. At most half
-    of them may be requests of one customer that wait; further requests of this customer are answered with 429."""
+    of them may be requests of one customer that wait, or whose bodies arrive; further requests of this customer are answered
+    with 429. The same holds for each key of an operator or publisher."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
     """Largest request body; a larger one is refused with 413."""
     request_timeout_s: Seconds = 10

@@ -70,7 +70,7 @@ class KafkaSettings(Area):
     ssl_ca_file: str = ""
     """PEM file of the trusted authorities; empty: those of the system."""
     ssl_keystore_file: str = ""
-    """PEM file with the client's key and certificates, for mutual TLS."""
+    """PEM file with the client's private key, in PKCS#8 and without a password, and its certificates, for mutual TLS."""
     spark_options: dict[str, SecretStr] = {}
     """Any other option of the Java client, with which Spark reads. Passed on with the prefix `kafka.`
     (`spark_options."client.rack" = "a"`). Never shown, because an option may be a password."""
@@ -146,7 +146,7 @@ class SnapshotSettings(Area):
     """Broadcast: when Postgres has not answered for longer than this, delivery pauses until it answers again."""
     lookup_ttl_s: Seconds = 30
     """Look-ups: time for which a worker keeps an answer. This is the longest time until a change of the registry takes
-    effect."""
+    effect. Only retries of a deleted tenant's events may go on for 30 s more."""
     lookup_max_answers: Annotated[int, Field(gt=0)] = 100_000
     """Look-ups: most answers in each of a worker's two caches: for all tenants, and for single ones. The least recently used
     answers are dropped first."""
@@ -223,7 +223,9 @@ class DeliverySettings(Area):
     """Topic for the operator: rejected records, with the reason. They are delivered to nobody."""
     retries_topic: str = "fanout.retries"
     """Topic that the retry lane reads: deliveries that wait for their next attempt, reports of the lane's attempts, and other
-    messages to the lane. The topic's retention must be longer than any standstill of the retry lane."""
+    messages to the lane. The topic's retention must be longer than any standstill of the retry lane. The topic is never
+    renamed: the lane does not start with a checkpoint that has another name. Lanes that run as applications of their own must
+    have the same value."""
 
     @pydantic.field_validator("allow_networks", "allow_ports", "unlimited_hosts", mode="before")
     @classmethod
@@ -277,7 +279,8 @@ class RetrySettings(Area):
     """Most events that wait in this lane for one endpoint. Further events become dead letters, reason `no_room`. Redriven ones
     do so when more than half of this number would wait."""
     ticks_topic: str = "fanout.retry-ticks"
-    """Topic in which the job wakes this lane, with the rules of `batch.ticks_topic`."""
+    """Topic in which the job wakes this lane, with the rules of `batch.ticks_topic`. The topic is never renamed: the lane
+    does not start with a checkpoint that has another name."""
     disable_after_s: Seconds = 432_000
     """An endpoint that has failed for this time and a further eighth of it, and accepted nothing meanwhile, is disabled. Its
     events keep waiting. The eighth is added because the fast lanes report that an endpoint accepts requests only once in an

@@ -26,6 +26,8 @@ from delivery.config import refused_values, settings
 
 LOCAL_FILE = Path(".fanout/local.toml")
 """Settings file that `fanout up` writes below the current folder."""
+DEFAULT_FILES = (LOCAL_FILE, Path("fanout.toml"))
+"""Settings files of the current folder that are read if no file is named. The later file overrides the earlier one."""
 PREFIX = "FANOUT_"
 """Prefix of the environment variables that are settings."""
 NO_SETTINGS = frozenset({f"{PREFIX}CONFIG", f"{PREFIX}IMAGE"})
@@ -60,7 +62,7 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
         raise errors.SettingsError(
             f"there is no settings file {named}, so nothing was started: name an existing one with --config or {PREFIX}CONFIG"
         )
-    files = (root / LOCAL_FILE, root / "fanout.toml") if named is None else (named,)
+    files = [root / name for name in DEFAULT_FILES] if named is None else [named]
     layers = [_Layer(_parsed(path), str(path)) for path in files if _is_file(path)] + [_from_environment(environ)]
     merged: dict[str, dict[str, Any]] = {}
     for layer in layers:
@@ -69,6 +71,12 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
         return settings.Settings.model_validate(merged)
     except pydantic.ValidationError as exc:
         raise errors.SettingsError("\n".join(_explain(error, layers) for error in exc.errors(include_url=False))) from None
+
+
+def finds_nothing(environ: Mapping[str, str], root: Path = Path()) -> bool:
+    """Return True if `read` with the same arguments, and no `config`, finds no settings file and no setting in `environ`."""
+    variables = {name for name, value in environ.items() if name.startswith(PREFIX) and (value or name not in NO_SETTINGS)}
+    return variables <= {f"{PREFIX}IMAGE"} and not any(_is_file(root / name) for name in DEFAULT_FILES)
 
 
 def _is_file(path: Path) -> bool:

@@ -44,7 +44,7 @@ node.id={node_id}
 controller.quorum.voters={voters}
 listeners={protocol}://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}
 advertised.listeners={protocol}://{host}:{port}
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,{protocol}:{protocol}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name={protocol}
 # Below the broker's working folder. Kafka reads this file as ISO-8859-1, and a list of folders by its commas.
@@ -67,8 +67,15 @@ broker.heartbeat.interval.ms=500
 SASL_PROPERTIES = """\
 sasl.enabled.mechanisms=PLAIN
 sasl.mechanism.inter.broker.protocol=PLAIN
-listener.name.sasl_plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+listener.name.{listener}.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
 username="broker" password="{password}" user_broker="{password}" {users};
+"""
+TLS_PROPERTIES = """\
+listener.name.{listener}.ssl.client.auth=required
+ssl.keystore.type=PEM
+ssl.keystore.location={keystore}
+ssl.truststore.type=PEM
+ssl.truststore.location={authority}
 """
 GUARDED_PROPERTIES = """\
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
@@ -87,6 +94,16 @@ class Seat:
     """Ports of the controllers of nodes 1, 2, …"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerTls:
+    """PEM files for mutual TLS. Their absolute paths must be ISO-8859-1, because Kafka reads the paths so."""
+
+    authority: Path
+    """The certificate of the authority that signed the certificates of the broker and of its clients."""
+    keystore: Path
+    """The broker's private key in PKCS#8, and its certificates. `EmbeddedKafka` itself uses it as a client too."""
+
+
 def seats(count: int) -> list[Seat]:
     """Return the seats of a new cluster of `count` brokers. No broker answers before a majority of them runs."""
     cluster_id = uuid.uuid4().hex[:22]
@@ -99,8 +116,9 @@ class EmbeddedKafka:
 
     Port 0: a free port. `seat` makes the broker a part of a cluster. By default, a topic then has a replica on each broker. A
     producer with `acks=all` then needs all replicas but one in sync. `sasl_users` are names with passwords. Without them,
-    clients do not log in. With `is_guarded`, users may do only what Kafka's ACLs permit; the user `broker` and clients without
-    a login may do everything. With `archive_to`, the broker's JVM writes an archive of its classes there when it stops.
+    clients do not log in. With `tls`, the broker answers over TLS only, to clients with a certificate of the same authority.
+    With `is_guarded`, users may do only what Kafka's ACLs permit; the user `broker` and clients without a login may do
+    everything. With `archive_to`, the broker's JVM writes an archive of its classes there when it stops.
     """
 
     def __init__(
@@ -111,6 +129,7 @@ class EmbeddedKafka:
         port: int = 0,
         seat: Seat | None = None,
         sasl_users: Mapping[str, str] | None = None,
+        tls: BrokerTls | None = None,
         is_guarded: bool = False,
         host: str = "127.0.0.1",
         archive_to: Path | None = None,
@@ -118,6 +137,7 @@ class EmbeddedKafka:
         self._root = root.absolute()
         self._libraries = libraries
         self._sasl_users = sasl_users or {}
+        self._tls = tls
         self._is_guarded = is_guarded
         self._host = host
         self._archive_to = archive_to
@@ -130,6 +150,19 @@ class EmbeddedKafka:
     def bootstrap_servers(self) -> str:
         """Return the broker's address, for the setting `kafka.bootstrap_servers`."""
         return f"{self._host}:{self.port}"
+
+    @property
+    def security_protocol(self) -> str:
+        """Return the protocol of the broker's clients, for the setting `kafka.security_protocol`."""
+        return f"{'SASL_' if self._sasl_users else ''}{'SSL' if self._tls else 'PLAINTEXT'}"
+
+    def client_settings(self) -> dict[str, str]:
+        """Return settings of the area `kafka` for a client that does not log in. Over TLS, it uses the broker's certificate."""
+        found = {"bootstrap_servers": self.bootstrap_servers}
+        if self._tls is None:
+            return found
+        files = {"ssl_ca_file": str(self._tls.authority), "ssl_keystore_file": str(self._tls.keystore)}
+        return found | files | {"security_protocol": self.security_protocol}
 
     @property
     def pid(self) -> int:
@@ -194,10 +227,9 @@ class EmbeddedKafka:
             )
 
     def _write_properties(self) -> Path:
-        protocol = "SASL_PLAINTEXT" if self._sasl_users else "PLAINTEXT"
         controllers = self._seat.controller_ports
         text = PROPERTIES.format(
-            protocol=protocol,
+            protocol=self.security_protocol,
             host=self._host,
             port=self.port,
             node_id=self._seat.node_id,
@@ -206,9 +238,13 @@ class EmbeddedKafka:
             replicas=len(controllers),
             in_sync=max(1, len(controllers) - 1),
         )
+        listener = self.security_protocol.lower()
         if self._sasl_users:
             users = " ".join(f'user_{name}="{password}"' for name, password in self._sasl_users.items())
-            text += SASL_PROPERTIES.format(users=users, password=BROKER_PASSWORD)
+            text += SASL_PROPERTIES.format(listener=listener, users=users, password=BROKER_PASSWORD)
+        if self._tls:
+            keystore, authority = self._tls.keystore.absolute(), self._tls.authority.absolute()
+            text += TLS_PROPERTIES.format(listener=listener, keystore=keystore, authority=authority)
         if self._is_guarded:
             text += GUARDED_PROPERTIES
         path = self._root / "server.properties"
@@ -220,10 +256,17 @@ class EmbeddedKafka:
             "bootstrap.servers": self.bootstrap_servers,
             "reconnect.backoff.max.ms": 200,
             "log_level": 0,
+            "security.protocol": self.security_protocol,
         }
         if self._sasl_users:
-            login = {"sasl.mechanism": "PLAIN", "sasl.username": "broker", "sasl.password": BROKER_PASSWORD}
-            options |= login | {"security.protocol": "SASL_PLAINTEXT"}
+            options |= {"sasl.mechanism": "PLAIN", "sasl.username": "broker", "sasl.password": BROKER_PASSWORD}
+        if self._tls:
+            keystore = str(self._tls.keystore)
+            options |= {
+                "ssl.ca.location": str(self._tls.authority),
+                "ssl.certificate.location": keystore,
+                "ssl.key.location": keystore,
+            }
         admin = AdminClient(options)
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:

@@ -11,6 +11,8 @@ import asyncio
 import base64
 import functools
 import hmac
+import os
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,6 +79,8 @@ class Receiver:
     * `rejects` returns True if the answer to a path rejects an event of a batch. Only answers with status 2xx reject events.
     * `verify` returns True if one of the secrets signed the body with these headers. None: `is_signed`.
 
+    * `remedy` says what to do if the port cannot be opened, by the options of the caller's command.
+
     The context opens and closes the port. Raise LocalStackError if the port cannot be opened.
     """
 
@@ -90,6 +94,7 @@ class Receiver:
         verify: Callable[[bytes, dict[str, str], list[str]], bool] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        remedy: str = "choose another port with --port",
     ) -> None:
         self._secrets_of = secrets_of
         self._on_received = on_received
@@ -98,6 +103,7 @@ class Receiver:
         self._verify = verify or is_signed
         self._host = host
         self.port = port
+        self._remedy = remedy
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="receiver", daemon=True)
         self._runner: web.AppRunner | None = None
@@ -133,8 +139,7 @@ class Receiver:
             await web.TCPSite(self._runner, self._host, self.port, backlog=1024).start()
         except OSError as exc:
             raise errors.LocalStackError(
-                f"{self._host}:{self.port} cannot be opened ({exc.strerror}), so nothing is received: choose another port with "
-                "--port, or name an address of this machine with `fanout smoke-test --host`"
+                f"{self._host}:{self.port} cannot be opened ({_cause(exc)}), so nothing is received: {self._remedy}"
             ) from exc
         self.port = self._runner.addresses[0][1]
 
@@ -164,6 +169,11 @@ class Receiver:
             return web.Response(status=status)
         answer = {"rejected": [{"index": index, "reason": "not wanted here"} for index in rejected]}
         return web.Response(status=status, body=orjson.dumps(answer), content_type="application/json")
+
+
+def _cause(exc: OSError) -> str | None:
+    """Return the text of the error alone: the event loop's own text repeats the address."""
+    return exc.strerror if isinstance(exc, socket.gaierror) or not exc.errno else os.strerror(exc.errno)
 
 
 def _batch(body: bytes) -> tuple[BatchEvent, ...] | None:

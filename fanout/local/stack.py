@@ -35,14 +35,17 @@ do not hold for them."""
 
 
 class Stack:
-    """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first.
+    """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first. `kafka_tls` is for the broker.
 
     Entering the context raises LocalStackError if a server does not start, or the jars cannot be downloaded. It also raises
     LocalStackError if `kafka_port` is in use, the folder cannot be created, or another process uses the folder.
     """
 
-    def __init__(self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False) -> None:
+    def __init__(
+        self, root: Path, *, kafka_port: int = 0, is_fresh: bool = False, kafka_tls: kafka_server.BrokerTls | None = None
+    ) -> None:
         self._root = root.resolve()
+        self._kafka_tls = kafka_tls
         self._kafka_port = kafka_port
         self._is_fresh = is_fresh
         self._exit = contextlib.ExitStack()
@@ -60,7 +63,9 @@ class Stack:
                 _empty(self._root)  # under the lock, so not while another process uses the folder
             if self._kafka_port:
                 kafka_server.require_free(self._kafka_port, "kafka")
-            self.kafka = kafka_server.EmbeddedKafka(self._root / "kafka", libraries=jars.ensure(), port=self._kafka_port)
+            self.kafka = kafka_server.EmbeddedKafka(
+                self._root / "kafka", libraries=jars.ensure(), port=self._kafka_port, tls=self._kafka_tls
+            )
             self.postgres = postgres_server.EmbeddedPostgres(self._root / "postgres")
             undo.callback(self.postgres.stop)
             undo.callback(self.kafka.stop)
@@ -83,7 +88,7 @@ def write_local_settings(root: Path, stack: Stack) -> None:
     known = tomllib.loads(path.read_text()) if path.is_file() else {}
     document: dict[str, dict[str, Any]] = {
         "database": {"url": stack.postgres.url},
-        "kafka": {"bootstrap_servers": stack.kafka.bootstrap_servers},
+        "kafka": stack.kafka.client_settings(),
         "keys": known.get("keys") or {"active": "local", "ring": {"local": new_key()}},
         "delivery": DEVELOPMENT,
     }

@@ -27,7 +27,7 @@ from fanout.local import kafka_server as local_kafka
 from fanout.local import process as local_process
 from fanout.local import stack
 from fanout.reconcile import accounting, proving
-from load_tests.harness import figures, receiver, usage
+from load_tests.harness import broker_certificates, figures, receiver, usage
 from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect, migrate
 
@@ -266,8 +266,16 @@ class Job(Command):
 
 
 @contextlib.contextmanager
-def started(root: Path | None = None) -> Iterator[Platform]:
-    """Start Kafka and Postgres in the folder `root`, or in a temporary one. `root` is emptied first."""
+def started(root: Path | None = None, *, over_tls: bool = False) -> Iterator[Platform]:
+    """Start Kafka and Postgres in the folder `root`, or in a temporary one. `root` is emptied first.
+
+    With `over_tls`, Kafka answers over mutual TLS only, and the settings of the platform say so.
+    """
     with contextlib.ExitStack() as context:
-        folder = root or Path(context.enter_context(tempfile.TemporaryDirectory(prefix="fanout-load-")))
-        yield Platform(folder.resolve(), context.enter_context(stack.Stack(folder, is_fresh=True)))
+
+        def made(name: str) -> Path:
+            return Path(context.enter_context(tempfile.TemporaryDirectory(prefix=f"fanout-{name}-")))
+
+        folder = root or made("load")
+        tls = broker_certificates.write(made("certificates")) if over_tls else None
+        yield Platform(folder.resolve(), context.enter_context(stack.Stack(folder, is_fresh=True, kafka_tls=tls)))

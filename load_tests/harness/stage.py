@@ -50,10 +50,12 @@ class Terms:
     ) -> Iterator[Stage]:
         """Start the servers, register the population, and create the topics. Stop the servers at the end of the context.
 
+        Kafka answers over TLS if `overrides` set `kafka.security_protocol` to SSL.
         `seed` seeds the random choice of the events. `disturbed` is the behaviour of the endpoints while the receiver is
         disturbed.
         """
         self.say("starting Kafka, Postgres and the receiver …")
-        with platform.started(self.folder) as servers, receiver.Receiver(disturbed) as customers:
+        over_tls = self.overrides.get("kafka.security_protocol") == "SSL"
+        with platform.started(self.folder, over_tls=over_tls) as servers, receiver.Receiver(disturbed) as customers:
             servers.register(registered.registry(customers.url))
             yield Stage(servers, customers, traffic.Traffic(registered, servers.config, seed, topics))

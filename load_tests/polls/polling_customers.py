@@ -89,7 +89,11 @@ class PollingReport:
 
     @property
     def failed(self) -> int:
-        """Return the number of failed requests: of kinds in MODEST, all without a 200; of other kinds, each 5xx."""
+        """Return the number of failed requests.
+
+        A request whose kind is in MODEST failed if it was not answered with 200. A request of another kind failed only if the
+        answer was a 5xx.
+        """
         wrong = sum(count for (kind, status), count in self.statuses.items() if status >= (201 if kind in MODEST else 500))
         return wrong + sum(self.broken[kind] for kind in MODEST)
 

@@ -45,7 +45,8 @@ def read(process: psutil.Process) -> CpuTimes:
 def spent(before: CpuTimes, after: CpuTimes) -> dict[str, float]:
     """Return the CPU seconds between two readings of a process, grouped by thread name without its trailing number. Pure.
 
-    The sum is the CPU of the whole process. It is 0 for a process that ended before the second reading.
+    The key ENDED has the CPU of threads that ended between the readings. The sum is the CPU of the whole process. The sum is 0
+    for a process that ended before the second reading.
     """
     seconds: dict[str, float] = {}
     for number, (name, used_s) in after.threads.items():

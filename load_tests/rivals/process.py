@@ -1,4 +1,4 @@
-"""Run the plain consumer in a process of its own, and stop it gracefully."""
+"""Run the plain consumer (plain_consumer.py), the platform's rival, in a process of its own, and stop it gracefully."""
 
 from __future__ import annotations
 

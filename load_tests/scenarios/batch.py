@@ -126,5 +126,8 @@ def _in(requests: Iterable[figures.Request], phase: range) -> Sequence[figures.R
 
 
 def _longest_waits(requests: Iterable[figures.Request]) -> dict[str, int]:
-    """Return percentiles, in ms, of the age at arrival of each batch's oldest event. `max_wait_s` bounds its wait."""
+    """Return p50, p90, p99 and max, in ms, of the age of each batch's oldest event at its arrival.
+
+    This age includes the event's wait for its batch, which `max_wait_s` bounds.
+    """
     return figures.percentiles(max(request.ages_ms) for request in requests)

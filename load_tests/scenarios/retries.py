@@ -177,8 +177,9 @@ def _pending(job: platform.Job) -> float:
 def _taken(servers: platform.Platform, job: platform.Job) -> dict[str, Any]:
     """Run a full garbage collection of the job's JVM, and return the usage of memory and disk as JSON values.
 
-    The values are the job's memory; of the retry lane's state the memory, rows and checkpoint size; and the size of the waiting
-    events. Without `jcmd` there is no garbage collection, and `heap_mb` is null.
+    `heap_mb` and `rss_mb` are the job's memory. `state_memory_mb`, `state_rows` and `checkpoint_mb` are the size of the retry
+    lane's state. `pending_mb` is the size of the waiting events. Without `jcmd` there is no garbage collection, and `heap_mb`
+    is null.
     """
     return {
         "heap_mb": job.meter.heap_mb_after_gc(),

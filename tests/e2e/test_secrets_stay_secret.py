@@ -9,14 +9,17 @@ import uuid
 import orjson
 import pytest
 
+from delivery.config import kafka_clients, settings
 from delivery.stages.kafka import topics
 from fanout.local import kafka_server as local_kafka
 from tests.e2e.conftest import JOB_TIMEOUT_S, SECRET, assert_eventually
+from tests.support import certificates
 from tests.support.logins import login
 
 pytestmark = pytest.mark.e2e
 
 
+NAMES = ("sasl", "wrong", "option", "client-password", "conf", "database", "bearer", "path")
 TALKATIVE = """
 rootLogger.level = info
 rootLogger.appenderRef.stderr.ref = console
@@ -44,17 +47,30 @@ def get(port, path):
         return answer.read().decode()
 
 
+def broker_tls(folder):
+    """Certificates for a broker that demands a client certificate of the same authority."""
+    (folder / "authority.pem").write_text(certificates.authority().pem)
+    own = certificates.issue("broker", issuer=certificates.authority())
+    return local_kafka.BrokerTls(authority=folder / "authority.pem", keystore=certificates.keystore(folder, own))
+
+
 def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platform, jars, tmp_path):
-    secrets = {name: canary(name) for name in ("sasl", "key-password", "client-password", "conf", "database", "bearer", "path")}
+    secrets = {name: canary(name) for name in NAMES}
     platform.keys["ring"]["test"] = base64.b64encode(b"canary-key-ring-0123456789abcdef").decode()
     secrets |= {"ring": platform.keys["ring"]["test"], "signing": SECRET.removeprefix("whsec_")}
-    broker = local_kafka.EmbeddedKafka(tmp_path / "sasl", libraries=jars, sasl_users={"fanout": secrets["sasl"]})
+    client = certificates.issue("client", issuer=certificates.authority())
+    secrets["key"] = "".join(client.key.splitlines()[1:-1])[-40:]
+    tls = broker_tls(tmp_path)
+    broker = local_kafka.EmbeddedKafka(tmp_path / "sasl", libraries=jars, sasl_users={"fanout": secrets["sasl"]}, tls=tls)
     broker.start()
     try:
         platform._kafka = broker
         platform._database = platform._database.replace(":@", f":{secrets['database']}@")
         assert secrets["database"] in platform._database
-        kafka = login(broker, "fanout", secrets["sasl"])
+        kafka = login(broker, "fanout", secrets["sasl"]) | {
+            "ssl_ca_file": str(tls.authority),
+            "ssl_keystore_file": str(certificates.keystore(tmp_path, client)),
+        }
         usual = platform.settings
         platform.settings = lambda **overrides: usual(**{"kafka": kafka} | overrides)
         bearer = {"kind": "bearer", "secret": secrets["bearer"]}
@@ -67,7 +83,8 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
         job = platform.start(
             kafka={
                 **kafka,
-                "spark_options": {"ssl.key.password": secrets["key-password"]},
+                # Java's client passes unknown options to plug-ins. It refuses a password for a key that has none.
+                "spark_options": {"plugin.password": secrets["option"]},
                 "librdkafka_options": {"ssl.key.password": secrets["client-password"]},
             },
             logs={"format": "json", "level": "DEBUG", "attempt_sample": 1.0},
@@ -96,6 +113,10 @@ def test_no_secret_shows_in_logs_metrics_sparks_ui_its_event_log_or_errors(platf
         published = {path: get(ui, about + path) for path in ("/environment", "/jobs", "/executors")}
         published["/sql"] = get(ui, f"{about}/sql?details=true&planDescription=true&length=1000")
         published |= {path: get(own, path) for path in ("/metrics", "/readyz", "/healthz")}
+
+        for wrong, said in ({"sasl_password": secrets["wrong"]}, "Authentication failed"), ({"ssl_ca_file": ""}, "certificate"):
+            published[said] = kafka_clients.connection_failure(settings.KafkaSettings.model_validate(kafka | wrong))
+            assert said in published[said]
 
         platform.statuses[f"ep1/{secrets['path']}"] = 500
         platform.publish(1, first=1)

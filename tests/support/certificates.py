@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import functools
 import ipaddress
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.x509.oid import NameOID
 
 from delivery.registry_model import Tls
@@ -26,7 +27,7 @@ class Certified:
     """A certificate with its private key. Without `issuer` it is self-signed."""
 
     certificate: x509.Certificate
-    private_key: ec.EllipticCurvePrivateKey
+    private_key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
     issuer: Certified | None = None
 
     @property
@@ -52,10 +53,19 @@ class Certified:
 
 @functools.cache
 def issue(
-    name: str, *, issuer: Certified | None = None, is_authority: bool = False, days: int = 1, address: str = "127.0.0.1"
+    name: str,
+    *,
+    issuer: Certified | None = None,
+    is_authority: bool = False,
+    days: int = 1,
+    address: str = "127.0.0.1",
+    rsa_bits: int = 0,
 ) -> Certified:
-    """Return a certificate for `address`, an IP address or a host name. With negative `days` it has expired."""
-    key = ec.generate_private_key(ec.SECP256R1())
+    """Return a certificate for `address`, an IP address or a host name. With negative `days` it has expired.
+
+    Its key has a curve of NIST, or with `rsa_bits` it is an RSA key.
+    """
+    key = rsa.generate_private_key(65537, rsa_bits) if rsa_bits else ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     ends = NOW + dt.timedelta(days=days)
     builder = (
@@ -84,6 +94,42 @@ def weak_client_tls() -> Tls:
     return Tls(certificate=signed.decode(), key=Secret(private))
 
 
+@functools.cache
+@functools.cache
+def dsa_key() -> str:
+    """Return a private key of DSA, with which OpenSSL still signs."""
+    return (
+        dsa.generate_private_key(1024)  # noqa: S505  # quickly made
+        .private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        .decode()
+    )
+
+
+def rsa_client_tls(modulus_bits: int, prime_bits: int) -> Tls:
+    """Return the settings of a client certificate with a forged RSA key: its numbers have these sizes, and fit to nothing."""
+    modulus, prime = (1 << modulus_bits) - 1, (1 << prime_bits) - 1
+    authority_key = authority().private_key
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "forged")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(authority().certificate.subject)
+    builder = builder.public_key(rsa.RSAPublicNumbers(65537, modulus).public_key())
+    builder = builder.serial_number(1).not_valid_before(NOW).not_valid_after(NOW + dt.timedelta(days=1))
+    signed = builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    content = b"".join(_der(0x02, _integer(number)) for number in (0, modulus, 65537, 3, prime, prime, 3, 3, 3))
+    private = base64.encodebytes(_der(0x30, content))
+    pem = b"-----BEGIN RSA PRIVATE KEY-----\n" + private + b"-----END RSA PRIVATE KEY-----\n"
+    return Tls(certificate=signed.decode(), key=Secret(pem))
+
+
+def _integer(value: int) -> bytes:
+    return value.to_bytes(value.bit_length() // 8 + 1, "big")
+
+
+def _der(tag: int, content: bytes) -> bytes:
+    size = len(content)
+    length = bytes([size]) if size < 0x80 else b"\x82" + size.to_bytes(2, "big")
+    return bytes([tag]) + length + content
+
+
 def of_unknown_curve() -> str:
     """Return a certificate whose key has a curve that no library knows."""
     known, unknown = bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("06082a8648ce3d030106")
@@ -102,6 +148,14 @@ def authority(name: str = "authority") -> Certified:
     return issue(name, is_authority=True)
 
 
+def keystore(folder: Path, certified: Certified) -> Path:
+    """Write a private key and its certificate to a file in `folder`, which is named after the certificate's subject."""
+    [name] = certified.certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    path = folder / f"{name.value}.pem"
+    path.write_text(certified.key + certified.pem)
+    return path
+
+
 def server_context(server: Certified, *chain: Certified, clients_of: Certified | None = None) -> ssl.SSLContext:
     """Return a TLS context that sends the certificates `server` and `chain`.
 
@@ -109,8 +163,8 @@ def server_context(server: Certified, *chain: Certified, clients_of: Certified |
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "server.pem"
-        path.write_text(server.key + server.pem + "".join(issuer.pem for issuer in chain))
+        path = keystore(Path(folder), server)
+        path.write_text(path.read_text() + "".join(issuer.pem for issuer in chain))
         context.load_cert_chain(path)
     if clients_of is not None:
         context.verify_mode = ssl.CERT_REQUIRED

@@ -5,7 +5,7 @@ def login(broker, user, password):
     """Return the fields of the settings area `kafka` for a client with this password."""
     return {
         "bootstrap_servers": broker.bootstrap_servers,
-        "security_protocol": "SASL_PLAINTEXT",
+        "security_protocol": broker.security_protocol,
         "sasl_mechanism": "PLAIN",
         "sasl_username": user,
         "sasl_password": password,

@@ -26,6 +26,9 @@ class SharedBroker:
     port: int
     pid: int
 
+    def client_settings(self) -> dict[str, str]:
+        return {"bootstrap_servers": self.bootstrap_servers}
+
 
 @contextlib.contextmanager
 def running(folder: Path, libraries: jars.Jars) -> Iterator[SharedBroker]:

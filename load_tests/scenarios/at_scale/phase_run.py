@@ -118,7 +118,7 @@ class Runner:
     def run(self, phase: plan.PlannedPhase, before: float, capacity: plan.Capacity | None = None) -> PhaseRun:
         """Run a phase. Its ramp starts at `before`, the previous phase's factor on the scenario's rate.
 
-        With `capacity`, an overload ends the phase early.
+        With `capacity`, an overload ends the phase early. Raise LocalStackError if the job ends meanwhile.
         """
         self.say(f"phase {phase.name}: {self.scenario.per_s * phase.factor:,.0f} events a second for {phase.seconds} s")
         self.customers.disturb(is_disturbed=phase.is_disturbed)

@@ -14,6 +14,7 @@ from fanout.admin import diagnosis, registry_commands
 from fanout.archiver import topic_reader
 from fanout.kafka import publishing, topic_scanner
 from fanout.reconcile import ledger
+from tests.support import certificates
 
 ROOT = Path(__file__).parents[3]
 VALUE = "hunter2"
@@ -52,9 +53,20 @@ def test_a_refused_option_is_named_without_its_value(create, options, message):
     assert VALUE not in "".join(traceback.format_exception(refused.value))
 
 
-def test_a_wrong_file_of_authorities_is_named_by_its_option():
-    kafka = settings.KafkaSettings(security_protocol="SSL", ssl_ca_file="/no/such/file")
-    with pytest.raises(errors.SettingsError, match=r"settings of \[kafka\] .*option ssl\.ca\.location: .*refuses the value"):
+@pytest.mark.parametrize(
+    ("field", "content"), [("ssl_ca_file", "certificates of authorities"), ("ssl_keystore_file", "the client's certificates")]
+)
+def test_an_unusable_file_is_named_with_its_setting_and_what_it_must_have(field, content):
+    kafka = settings.KafkaSettings.model_validate({"security_protocol": "SSL", field: "/no/such/file"})
+    message = rf"^setting kafka\.{field}: /no/such/file cannot be read, or is no PEM file with {content}\. "
+    with pytest.raises(errors.SettingsError, match=message):
+        kafka_clients.admin(kafka)
+
+
+def test_a_keystore_without_a_private_key_is_named_with_what_it_lacks(tmp_path):
+    (tmp_path / "client.pem").write_text(certificates.issue("client").pem)
+    kafka = settings.KafkaSettings(security_protocol="SSL", ssl_keystore_file=str(tmp_path / "client.pem"))
+    with pytest.raises(errors.SettingsError, match=r"^setting kafka\.ssl_keystore_file: .* the client's private key\. "):
         kafka_clients.admin(kafka)
 
 
