@@ -47,6 +47,7 @@ ORDINARY = {
     "problem+json with a link": (JSON, []),
     "JSON with an echo of the request": (WITH_WORDS, BEARER),
     "HTML page, bearer token": (HTML, BEARER),
+    "HTML page with an escape, bearer": (HTML.replace(b"</h1>", b" &#39;</h1>"), BEARER),
 }
 HOSTILE_PARTS = (
     "key ", "key=", "key,", 'key"', 'key":"', 'key","', "key <", "key >a</", 'key\\"', "key:[", "key:['", "key:['a',",
@@ -55,7 +56,7 @@ HOSTILE_PARTS = (
     # The two worst of 10,000 random ones.
     r"""\"\"\"@name="a \atokensecret=>"valuekeyauthorization=>'\" é \"\"\"\"cookie=>\'""",
     'digest valuewhsec_awhsec_tokenname="aésecreta',
-    "\0", "\xff", "\U0001f600",
+    "\0", "\xff", "\U0001f600", "\\u002b", "&#43;", "&#43;key", "&#43;\\u002b",
 )  # fmt: skip
 
 

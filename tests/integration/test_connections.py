@@ -107,6 +107,30 @@ def test_an_unasked_answer_that_comes_later_spoils_the_connection_too():
     assert serving.run(main()) == (200, 2)
 
 
+def test_requests_do_not_queue_behind_one_that_its_server_does_not_read():
+    """Regression: the worker kept the unsent requests of such a server, hundreds of MB for one endpoint."""
+    connections = []
+
+    async def answer_early(reader, writer):
+        connections.append(writer)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):  # later heads are behind bodies that are never read
+                writer.write(OK)
+                await writer.drain()
+                await asyncio.Event().wait()
+
+    async def main():
+        server = await asyncio.start_server(answer_early, "127.0.0.1", 0)
+        to = serving.to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        async with server, serving.network() as network:
+            statuses = [(await network.post(to, HEADERS, bytes(16 * 2**20), 5.0)).status for _ in range(3)]
+            for writer in connections:
+                writer.transport.abort()
+        return statuses, len(connections)
+
+    assert serving.run(main()) == ([200, 200, 200], 3)
+
+
 def test_no_connection_carries_the_requests_of_two_customers():
     """An answer that came late was taken for the next customer's request at the same origin."""
 
@@ -301,6 +325,21 @@ def test_a_client_certificate_never_travels_on_behalf_of_another_endpoint():
 
     assert serving.run(main()) == 3
     assert seen == ["a", "b", None, "a", "b", None]
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("rsa_bits", [0, 2048], ids=["ECDSA", "RSA"])
+def test_servers_of_both_kinds_and_versions_are_reached(rsa_bits, version):
+    context = certificates.server_context(certificates.issue("server", issuer=AUTHORITY, rsa_bits=rsa_bits))
+    context.minimum_version = context.maximum_version = version
+
+    async def main():
+        async with serving.serve(saying(OK), context) as server, serving.network() as network:
+            return (
+                await network.post(serving.to(server.url(), tls=Tls(authorities=AUTHORITY.pem)), HEADERS, b"body", 5.0)
+            ).status
+
+    assert serving.run(main()) == 200
 
 
 def test_changed_tls_settings_take_effect_at_once_although_a_connection_is_open():

@@ -4,12 +4,13 @@ import asyncio
 import errno
 import socket
 import threading
+from typing import ClassVar
 
 import pytest
 
 from delivery import errors
 from delivery.registry_model import Tls
-from delivery.webhooks.http import connection_pool
+from delivery.webhooks.http import connection_pool, dns, guard
 from tests.integration import serving
 from tests.integration.serving import HEADERS, OK, saying
 from tests.support import certificates
@@ -38,7 +39,8 @@ class Names:
         answer = self.answers.get(host, "127.0.0.1")
         if isinstance(answer, Exception):
             raise answer
-        return self._real(answer, port, *args, **kwargs)
+        addresses = [answer] if isinstance(answer, str) else answer
+        return [info for address in addresses for info in self._real(address, port, *args, **kwargs)]
 
     def were_asked(self, times):
         with self._asking:
@@ -160,6 +162,45 @@ def test_more_hanging_names_than_lookups_never_count_against_another_endpoint(na
 
     assert serving.run(main()) == 200
     assert names.asked.count("hooks.example.com") == 1
+
+
+class CountingGuard(guard.Guard):
+    """A guard that keeps the addresses for which it made a socket."""
+
+    sockets: ClassVar[list[str]] = []
+
+    def socket_factory(self, addr_info):
+        self.sockets.append(addr_info[4][0])
+        return super().socket_factory(addr_info)
+
+
+def test_a_name_with_hundreds_of_addresses_takes_few_connections(names):
+    """Regression: aiohttp makes n(n+1)/2 attempts for n addresses. 500 delayed all other requests of the worker by 0.3 s."""
+    names.answers["hooks.example.com"] = [f"127.0.1.{number}" for number in range(200)]
+    CountingGuard.sockets.clear()
+
+    async def main():
+        async with serving.network(CountingGuard(allow_networks=("127.0.0.0/8",))) as network:
+            await network.post(serving.to("http://hooks.example.com:1/"), HEADERS, b"body", 5.0)
+
+    with pytest.raises(errors.ConnectFailed):
+        serving.run(main())
+    assert set(CountingGuard.sockets) == set(names.answers["hooks.example.com"][: dns.MAX_ADDRESSES])
+    assert len(CountingGuard.sockets) <= dns.MAX_ADDRESSES * (dns.MAX_ADDRESSES + 1) / 2
+
+
+@pytest.mark.parametrize(("last", "expected"), [("127.0.0.1", 200), ("10.0.1.1", errors.AddressBlocked)])
+def test_refused_addresses_take_no_place_of_an_allowed_one(names, last, expected):
+    names.answers["hooks.example.com"] = [*(f"10.0.0.{number}" for number in range(20)), last]
+
+    async def main():
+        async with serving.serve(saying(OK)) as server, serving.network() as network:
+            try:
+                return (await network.post(serving.to(server.url("hooks.example.com")), HEADERS, b"body", 5.0)).status
+            except errors.AttemptFailed as exc:
+                return type(exc)
+
+    assert serving.run(main()) == expected
 
 
 def test_running_out_of_descriptors_while_looking_up_is_local(names):

@@ -105,18 +105,23 @@ def test_listen_writes_each_request_at_once_into_a_pipe():
         listening.terminate()
 
 
-def test_listen_shows_a_batch_in_one_line():
+def test_listen_shows_a_batch_in_one_line_and_why_it_verifies_nothing():
+    """Regression: a request that another secret signed was NOT VERIFIED for no named reason."""
     command = [sys.executable, "-m", "fanout.cli.main", "listen", "--port", "0", "--secret", SECRET]
+    wrong = "NOT VERIFIED: not signed with this --secret (answered 200 all the same)"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=BUFFERED) as listening:
         url = listening.stderr.readline().split()[2].rstrip(";")
         body = orjson.dumps(MESSAGES)
         post(f"{url}/ep1", gzip.compress(body), signed=body, **{"content-encoding": "gzip"})
         post(f"{url}/ep1", b'{"n":1}')
-        shown = [listening.stdout.readline().strip() for _ in range(3)]
+        post(f"{url}/ep1", b'{"n":1}', signed=b'{"n":2}')
+        shown = [listening.stdout.readline().strip() for _ in range(5)]
         listening.terminate()
     assert shown == [
         f"/ep1 batch_1 verified: 3 events, {len(body)} bytes, gzip",
         "/ep1 batch_1 verified",
+        '{"n":1}',
+        f"/ep1 batch_1 {wrong}",
         '{"n":1}',
     ]
 

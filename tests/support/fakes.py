@@ -123,9 +123,13 @@ class Wire:
     """The transport of a connection, without a socket."""
 
     is_aborted = False
+    unsent_bytes = 0
 
     def write(self, data: bytes) -> None:
         pass
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
     def abort(self) -> None:
         self.is_aborted = True

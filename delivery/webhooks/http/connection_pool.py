@@ -128,7 +128,7 @@ class Connection(http_connection.HttpConnection):
         """Return what the exchange waits for now, for the text of a failure, such as "while sending the request"."""
         if self.has_received:
             return "inside the head of the answer"
-        if self.transport is not None and self.transport.get_write_buffer_size():
+        if self.is_sending():
             return "while sending the request"
         return "while waiting for the answer"
 
@@ -190,7 +190,7 @@ class ConnectionPool:
         self._deadlines = deadlines
         self._loop = asyncio.get_running_loop()
         self._keepalive_s = bounds.keepalive_s
-        self._names = dns.Resolver(max_lookups=bounds.max_lookups)
+        self._names = dns.Resolver(address_guard, max_lookups=bounds.max_lookups)
         self._connector = _Connector(address_guard, self._names, bounds.dns_ttl_s)
         self._slots = asyncio.Semaphore(max_connections)
         self._waiting = 0

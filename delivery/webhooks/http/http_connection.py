@@ -52,7 +52,11 @@ class HttpConnection(asyncio.Protocol):
         self.has_received = False
         """True if a byte has arrived since the last call of `send`."""
         self.should_close = False
-        """True if the connection can take no further request."""
+        """True if the connection can take no further request.
+
+        One reason is a response that was complete before its request was sent (RFC 9112, section 9.3). The rest of the request
+        waits in the transport. A server that never reads would get the next request added to it, without bound.
+        """
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = bytearray()
@@ -87,6 +91,13 @@ class HttpConnection(asyncio.Protocol):
             answer.set_result(None)
         else:
             answer.set_exception(failure)
+
+    def is_sending(self) -> bool:
+        """Return True if a part of the request waits in the transport.
+
+        Over TLS, bytes that are encrypted already do not count. So one further request may join an unsent one.
+        """
+        return self.transport is not None and self.transport.get_write_buffer_size() > 0
 
     def kept_body(self) -> bytes:
         """Return the body of the last response, up to MAX_RESPONSE_BYTES."""
@@ -158,7 +169,7 @@ class HttpConnection(asyncio.Protocol):
         if answer is None or not self._has_status:  # an interim response
             return
         self._answer = None
-        if self.status == SWITCHING_PROTOCOLS or not self._parser.should_keep_alive():
+        if self.status == SWITCHING_PROTOCOLS or not self._parser.should_keep_alive() or self.is_sending():
             self.should_close = True
         if not answer.done():  # otherwise nothing waits any more
             answer.set_result(None)

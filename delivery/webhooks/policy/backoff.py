@@ -59,7 +59,7 @@ class Rng(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickRetry:
-    """The policy of quick retries: those within the direct, batch or real-time lane."""
+    """The policy of quick retries: retries within seconds of a failed attempt in the direct, batch or real-time lane."""
 
     max_attempts: int = 3
     """Maximum of attempts of a delivery in the lane, the first one included."""

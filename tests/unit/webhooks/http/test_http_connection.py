@@ -128,6 +128,23 @@ def test_bytes_after_a_response_spend_the_connection(more):
     assert connection.should_close
 
 
+@pytest.mark.parametrize("unsent_bytes", [0, 1])
+def test_a_response_before_the_request_is_sent_spends_the_connection(unsent_bytes):
+    """Regression: the next request joined the unsent rest. A server that never read took hundreds of MB of a worker."""
+
+    async def main():
+        wire = fakes.Wire()
+        connection = http_connection.HttpConnection(asyncio.get_running_loop())
+        connection.connection_made(wire)
+        answer = connection.send(b"request")
+        wire.unsent_bytes = unsent_bytes
+        connection.data_received(OK)
+        await answer
+        assert (connection.status, connection.should_close) == (200, bool(unsent_bytes))
+
+    asyncio.run(main())
+
+
 def test_unrequested_bytes_close_the_connection():
     connection, _ = heard(OK, b"HTTP/1.1 4")
     assert connection.should_close

@@ -100,6 +100,48 @@ def test_a_secret_of_the_request_is_replaced_in_each_form(form):
     assert kept(f"got {form}.".encode(), secrets=[ESCAPED]) == "got ***."
 
 
+TOKEN = """a+b=c/d'e"f`g&h=="""
+BACKSLASH = 'pa\\ss"word'
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(r"a\u002Bb=c/d\u0027e\u0022f\u0060g\u0026h==", id="System.Text.Json"),
+        pytest.param(r"a+b\u003dc/d\u0027e\"f`g\u0026h\u003d\u003d", id="Gson"),
+        pytest.param(r"a+b=c\/d\u0027e\u0022f`g\u0026h==", id="PHP"),
+        pytest.param("a&#43;b=c/d&#39;e&#34;f`g&amp;h==", id="html/template of Go"),
+        pytest.param("a+b&#x3D;c/d&#x27;e&quot;f&#x60;g&amp;h&#x3D;&#x3D;", id="Handlebars"),
+        pytest.param("a&#x2B;b=c/d&#x27;e&quot;f&#x60;g&amp;h==", id="HtmlEncoder of .NET"),
+        pytest.param("a&#043;b&#061;c&#x2f;d&#x027;e&#x22;f&#096;g&#38;h&#x3d;&#x003d;", id="leading zeros"),
+        pytest.param("".join(rf"\u{ord(char):04x}" for char in TOKEN), id="each character"),
+    ],
+)
+def test_a_secret_is_replaced_whatever_its_receiver_escapes(form):
+    """Regression: `+`, `=` and quotes of a token stayed readable where a library escapes them, which many do."""
+    assert kept(f"<b>can&#39;t</b> \\u0020 {form}.".encode(), secrets=[TOKEN]) == "<b>can&#39;t</b> \\u0020 ***."
+
+
+def test_a_secret_with_a_backslash_and_an_escaped_quote_is_replaced():
+    assert kept(rb'{"got":"pa\\ss\u0022word"}', secrets=[BACKSLASH]) == '{"got":"***"}'
+
+
+@pytest.mark.parametrize("escape", [r"\u002b", "&#43;", "&#x002b;"])
+@pytest.mark.parametrize("before", [0, 1, 63])
+def test_an_escaped_secret_that_the_bound_cuts_is_replaced(before, escape):
+    found = kept(b"x" * before + escape.encode() * 100, secrets=["+" * 100], max_bytes=64)
+    assert found == ("x" * before + "***")[:64]
+
+
+def test_a_body_with_too_many_places_of_secrets_is_replaced():
+    """Regression: headers with equal beginnings took 15 ms of the event loop for a body that repeats the beginning."""
+    beginning = "abcd" * 16
+    secrets = [f"{beginning}{number}" for number in range(32)]
+    body = f"{beginning} ".encode() * 15
+    assert kept(body[: len(body) // 3], secrets=secrets) == "*** " * 5
+    assert kept(body, secrets=secrets) == "***"
+
+
 def test_secrets_of_the_request_are_replaced_wherever_they_stand():
     encoded = base64.b64encode(f"ann:{SECRET}".encode()).decode()
     assert kept(f"got {SECRET}, {encoded}.".encode(), secrets=[SECRET, encoded, "abc"]) == "got ***, ***."
