@@ -6,6 +6,8 @@ docs/producing.md lists the JSON of each type. Bytes come from producers, so no 
    such schemas are read by fastavro's Python reader, which raises RecursionError.
 2. If the items of an array have no bytes (`null`), a few bytes can claim billions of items. Schemas with such an array are
    refused.
+3. Records need no bytes of their own, and the names of their fields need none. So a few bytes can become hundreds of megabytes
+   of JSON. `avro_expansion` refuses such schemas and bodies.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 import orjson
 
 from delivery import errors
+from delivery.webhooks.formats import avro_expansion
 
 MAX_SCALE = 1000
 """Most digits behind the point of a decimal. A schema with more is refused: the JSON of a decimal has as many characters as
@@ -49,6 +52,7 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
         wrapper = {"type": "record", "name": _WRAPPER, "fields": [{"name": _VALUE, "type": json.loads(text)}]}
         schema = fastavro.parse_schema(wrapper, named_schemas=named)
         is_recursive = _Examined(named).is_recursive(schema)
+        expansion = avro_expansion.AvroExpansion(schema, named)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
         raise ValueError(f"{type(exc).__name__}: {exc}"[:200]) from exc
     except Exception as exc:  # fastavro's own classes have no common base
@@ -58,6 +62,7 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
     read: Any = _read_py.schemaless_reader if is_recursive else fastavro.schemaless_reader
 
     def decode(body: bytes) -> bytes:
+        expansion.require_room(body)
         stream = io.BytesIO(body)
         try:
             content = read(stream, schema, None)[_VALUE]

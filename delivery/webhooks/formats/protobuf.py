@@ -16,10 +16,12 @@ from typing import Any
 import orjson
 
 from delivery import errors
-from delivery.webhooks.formats import protobuf_maps, wire_format
+from delivery.webhooks.formats import protobuf_expansion, protobuf_maps, wire_format
 
 _MAIN = "fanout/schema.proto"
 """File name that the schema gets, because the schema registry has no name for it. No other file may import this name."""
+_MAX_SHOWN = 8
+"""Most message indexes that an error shows. A value may have as many as it has bytes."""
 _MODULES = (
     *(
         f"google.protobuf.{name}_pb2"
@@ -60,25 +62,32 @@ def _compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byt
     pool = descriptor_pool.DescriptorPool()
     main = _file(_MAIN, text)
     _add(pool, main, {name: _file(name, reference) for name, reference in references.items()} | _built_in(), set())
-    classes: dict[tuple[int, ...], Any] = {}
+    expansion = protobuf_expansion.ProtobufExpansion(pool)
+    classes: dict[tuple[int, ...], tuple[Any, protobuf_expansion.Root]] = {}
 
-    def class_of(indexes: tuple[int, ...]) -> Any:
+    def class_of(indexes: tuple[int, ...]) -> tuple[Any, protobuf_expansion.Root]:
         if indexes not in classes:
             message = pool.FindMessageTypeByName(_full_name(main, indexes))
-            classes[indexes] = message_factory.GetMessageClass(message)
+            classes[indexes] = message_factory.GetMessageClass(message), expansion.root(message)
         return classes[indexes]
 
     def decode(body: bytes) -> bytes:
         indexes, rest = wire_format.message_indexes(body)
-        message_class = class_of(indexes)
         try:
+            message_class, root = class_of(indexes)
+            expansion.require_room(root, rest)
+            message = message_class.FromString(rest)
+            if root.has_any:
+                expansion.require_room_for_any(message)
             document = json_format.MessageToDict(
-                message_class.FromString(rest),
+                message,
                 preserving_proto_field_name=True,
                 always_print_fields_with_no_presence=True,
                 descriptor_pool=pool,
             )
             return orjson.dumps(protobuf_maps.sorted_by_key(document, message_class.DESCRIPTOR))
+        except errors.EventRejected:
+            raise
         except Exception as exc:  # as in `avro`
             problem = f"the value does not decode by its Protobuf schema ({type(exc).__name__}: {exc}"[:150]
             raise errors.EventRejected("undecodable", f"{problem}): use a Protobuf serializer of the schema registry") from exc
@@ -132,7 +141,8 @@ def _full_name(file: Any, indexes: tuple[int, ...]) -> str:
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:
         if not 0 <= index < len(messages):
-            problem = f"the schema has no message with the value's indexes {list(indexes)}: use a Protobuf serializer"
+            shown = ", ".join(map(str, indexes[:_MAX_SHOWN])) + (", …" if len(indexes) > _MAX_SHOWN else "")
+            problem = f"the schema has no message with the value's indexes [{shown}]: use a Protobuf serializer"
             raise errors.EventRejected("bad_frame", problem)
         names.append(messages[index].name)
         messages = messages[index].nested_type

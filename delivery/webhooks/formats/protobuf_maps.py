@@ -13,8 +13,9 @@ _FREE_FORM = frozenset({"google.protobuf.Any", "google.protobuf.ListValue", "goo
 
 
 def sorted_by_key(document: Any, message: Any) -> Any:
-    """Return the JSON of a message with sorted maps. The fields of messages keep their order.
+    """Return the JSON of a message with sorted maps. The fields of messages keep their order, except in free-form parts.
 
+    In a message of _FREE_FORM, and in an extension of proto2, all objects are sorted.
     `document` is what `json_format.MessageToDict` returned with the names of the `.proto` file. `message` is the descriptor.
     """
     if message.full_name in _FREE_FORM:

@@ -162,7 +162,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def payload(self) -> bytes:
         """Return the bytes of the payload: JSON, or the opaque payload as its producer wrote it; `null` for no payload.
 
-        Raise ValueError if the payload is not base64: another program wrote the dead letter.
+        Raise ValueError if the payload is malformed: another program wrote the dead letter.
         """
         return opaque.as_bytes(base64.b64decode(self.payload_base64, validate=True), self.payload_kind)
 

@@ -35,6 +35,9 @@ MAX_REJECTED_BYTES = 64 * 1024
 """Most bytes of a rejected record's headers, and most bytes of its value. A larger record is cut, because its source topic has
 it whole. A record without another copy is not cut."""
 
+MAX_DETAIL_CHARS = 1000
+"""Most characters of a rejected record's detail. A longer one is cut: a record that Kafka refuses would stop the lane."""
+
 MAX_ROW_BYTES = 256 * 1024
 """Most bytes of log entries in one record; a larger entry has a record of its own. Far below Kafka's 1 MiB, and enough to share
 the fixed costs of a record."""
@@ -175,9 +178,9 @@ _Log = collections.defaultdict[tuple[EndpointId, CustomerId, str], list[bytes]]
 
 
 def _log(results: Results) -> _Log:
-    """Return the encoded log entries: one for each attempt.
+    """Return the encoded log entries: one for each attempt in `Outcome.attempts`.
 
-    A delivery or batch without an attempt has one entry, with the reason of its outcome.
+    A delivery or batch without such an attempt has one entry, with the reason of its outcome.
     """
     log: _Log = collections.defaultdict(list)
     for outcome in results.outcomes:
@@ -198,7 +201,7 @@ def _rejected(rejection: Rejection) -> RejectedRecord:
     value = record.value
     return RejectedRecord(
         reason=rejection.reason,
-        detail=rejection.detail,
+        detail=rejection.detail[:MAX_DETAIL_CHARS],
         topic=record.topic,
         partition=record.partition,
         offset=record.offset,

@@ -131,6 +131,15 @@ def test_bytes_that_do_not_decode_are_rejected(body, reason):
     assert rejected.value.reason == reason
 
 
+@pytest.mark.parametrize(("count", "shown"), [(8, "[9, 9, 9, 9, 9, 9, 9, 9]"), (200_000, "[9, 9, 9, 9, 9, 9, 9, 9, …]")])
+def test_an_error_shows_the_first_message_indexes_only(count, shown):
+    """Regression: the error showed all, so it was longer than a Kafka record, and the lane stopped for all customers."""
+    with pytest.raises(errors.EventRejected) as rejected:
+        decoded(varint(2 * count) + b"\x12" * count)
+    assert rejected.value.reason == "bad_frame"
+    assert f"indexes {shown}: use" in rejected.value.detail
+
+
 def test_a_message_that_is_nested_too_deeply_is_rejected():
     body = b""
     for _ in range(150):

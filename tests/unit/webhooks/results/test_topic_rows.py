@@ -200,6 +200,13 @@ def test_the_headers_of_a_large_rejected_record_are_cut():
     assert entry["headers"] == [{"name": "small", "value_base64": base64.b64encode(b"x").decode()}]
 
 
+def test_the_detail_of_a_rejected_record_is_cut():
+    """Regression: a detail that quoted a value made a record that Kafka refuses, and the lane stopped for all customers."""
+    rejection = intake.Rejection(record=builders.record(), reason="bad_frame", detail="0123456789" * 200_000)
+    [(_, _, entry)] = written(rejections=[rejection])
+    assert entry["detail"] == "0123456789" * (topic_rows.MAX_DETAIL_CHARS // 10)
+
+
 def test_a_rejected_tombstone_has_no_value():
     [(_, _, entry)] = written(rejections=[intake.Rejection(record=builders.record(value=None), reason="tombstone", detail="")])
     assert entry["value_base64"] is None
