@@ -38,7 +38,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         ahead_s = rng.choice(CLOCKS)
         self.now_s = driver_clock.DriverClock(lambda: now_s() + ahead_s)
-        self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=self.now_s)
+        self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=self.now_s, monotonic=loop.time)
         self.memory = endpoint_queue.EndpointMemory(
             paces={}, hosts=host_limits.Hosts(LIMITS, loop.time), breakers={}, response_times={}
         )

@@ -32,7 +32,10 @@ reads again. An event that is read late takes no memory before, and is still in 
 
 
 class DispatchSender(Protocol):
-    """Make one attempt at a delivery. Implemented by delivery.webhooks.sending.sender.Sender."""
+    """Make one attempt at a delivery.
+
+    Implemented by delivery.webhooks.sending.sender.Sender and delivery.webhooks.lanes.drain_gate.DrainGate.
+    """
 
     async def attempt(self, delivery: Sendable, number: int) -> Attempt: ...
 

@@ -16,8 +16,8 @@ def of(value: bytes, name: str) -> bytes:
     """Return the value of the top-level member `name` of a valid JSON object, as its unchanged bytes.
 
     Of several members of this name the last counts. Raise EventRejected if the object lacks the member, or is nested too
-    deeply. The JSON libraries in use do not return the position of a value. Writing the parsed value again would change its
-    bytes.
+    deeply. This search is needed because the JSON libraries in use return no positions of values. Writing the parsed value
+    again would change its bytes.
     """
     text = value.decode()
     try:

@@ -31,7 +31,9 @@ A pattern becomes a tree of judges, one for each object and field: functions fro
 
 from __future__ import annotations
 
+import decimal
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -40,7 +42,7 @@ from delivery import errors
 from delivery.webhooks.filters import operators
 
 MAX_PATTERN_BYTES = 16 * 1024
-"""Most bytes of a pattern as JSON."""
+"""Most bytes of a pattern as JSON, as Postgres returns it: 1e300 is an integer of 301 digits."""
 MAX_DEPTH = 16
 """Most levels of nested objects in a pattern. The branches of `$or` count, operators such as `{"exists": true}` do not."""
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} objects: use fewer levels"
@@ -81,7 +83,7 @@ def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
     The error's `path` names the invalid part of the pattern. Empty: the whole pattern is invalid.
     """
     try:
-        size = len(json.dumps(pattern, allow_nan=False, ensure_ascii=False).encode())
+        size = len(json.dumps(_as_stored(pattern), allow_nan=False, ensure_ascii=False).encode())
     except (TypeError, ValueError):
         raise errors.FilterError(
             "", "cannot be written as JSON: replace values such as NaN, dates and half surrogate pairs by text"
@@ -95,6 +97,21 @@ def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
     if operands > MAX_OPERANDS:
         raise errors.FilterError("", f"has {operands} values and asterisks; at most {MAX_OPERANDS} are accepted: {_SHORTEN}")
     return Filter(judge)
+
+
+def _as_stored(value: Any) -> Any:
+    """Return a JSON value with the numbers as Postgres returns them.
+
+    Python writes numbers from 1e16 on with an exponent, and Postgres returns them as integers. Without the conversion, a
+    pattern could be accepted, and exceed MAX_PATTERN_BYTES at the next read.
+    """
+    if isinstance(value, dict):
+        return {name: _as_stored(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_as_stored(member) for member in value]
+    if isinstance(value, float) and 1e16 <= abs(value) < math.inf:  # noqa: PLR2004 - see above
+        return int(decimal.Decimal(repr(value)))
+    return value
 
 
 def _object(pattern: Any, path: str, depth: int) -> _Judge:

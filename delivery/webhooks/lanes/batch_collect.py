@@ -48,8 +48,8 @@ class _DueBatches(NamedTuple):
 class Collected:
     """The result of one call of `Collector.add` or `Collector.finish`.
 
-    `rows`: full segments, also with events of earlier calls. `results`: from `add`, the skips and rejections of its own
-    records; from `finish`, the totals of the whole task.
+    `rows`: segments, also with events of earlier calls; from `add`, only with full batches. `results`: from `add`, the skips
+    and rejections of its own records; from `finish`, the receipts, paused partitions and numbers of the whole task.
     """
 
     rows: list[SegmentRow] = field(default_factory=list)

@@ -62,7 +62,8 @@ class BatchLane:
     async def submit(self, written: Iterable[bytes]) -> Results:
         """Begin to deliver batches, in the encoding of `segment.encoded_batch`; return the results since the last call.
 
-        Waits while the bodies without a result have more than `max_unsettled_bytes` together.
+        Waits while the bodies without a result have more than `max_unsettled_bytes` together, and while the dispatcher has no
+        room (`Dispatcher.wait_for_room`).
         """
         since_io = 0
         for encoded in written:

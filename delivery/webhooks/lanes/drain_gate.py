@@ -2,7 +2,7 @@
 
 The results of attempts that end in time are recorded, so these deliveries are not repeated. Deliveries whose attempts do not
 end in time may be repeated. A task of the direct or the batch lane has one gate. A task of the real-time lane has a gate for
-each slice, the records of one second. The retry lane has no gate. Runs in the event loop of a worker.
+each slice, the records of about a second. The retry lane has no gate. Runs in the event loop of a worker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Build the lane of each task of the direct and batch lanes, and of each slice (a second) of the real-time lane.
 
-Each lane is built from the state that the worker process keeps between tasks. The retry lane is part of that state.
-Runs in the executors, in the worker's event loop.
+Each lane is built from the state that the worker process keeps between tasks. The process's RetryLane is part of that state,
+and is not built here. Runs in the executors, in the worker's event loop.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ class RetryLane:
 
     `clock` is monotonic, in seconds; `now_s` returns seconds since the epoch. `paces` (token buckets of endpoints) and
     `known_hosts` (hosts with their limits and requests in flight) are shared with the worker's other lanes. The registry that
-    `start` gets has each change that is older than `registry_max_age_s`. Guarantee: each lease that is not given up ends in one
-    report. `start`, `finish_task` or `drain` returns the report, with or after the results of all attempts of the lease. There
-    is no report if the process ends, or if an unforeseen error ends the lease: the lease then expires.
+    `start` gets has each change that is older than `registry_max_age_s`. Guarantee: each lease whose `given_up` is None ends in
+    one report. `start`, `finish_task` or `drain` returns the report, with or after the results of all attempts of the lease.
+    There is no report if the process ends, or if an unforeseen error ends the lease: the lease then expires.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class RetryLane:
         """Check leases in flight by `registry` from now on. The worker's newest task, of any lane, brought this registry.
 
         A lease begins no further attempt if its endpoint differs in `registry`, or has to be looked up again. The
-        lease's entries without an attempt are requeued. A lease ignores a `registry` that is older than the registry with which
-        it began.
+        lease's entries without an attempt are requeued. A tenant that has to be looked up again counts as deleted only if the
+        lease knows that already. A lease ignores a `registry` that is older than the registry with which it began.
         """
         self._runner.registry = registry
 

@@ -147,7 +147,7 @@ class WorkerState:
     def complete(self, results: Results) -> Results:
         """Add the worker's own state to results that come at the end of a task or slice, and return them.
 
-        Called in the event loop. The state has three parts:
+        A slice is the records of one second in the real-time lane. Called in the event loop. The state has three parts:
         1. The own delay since the last call: the seconds in which this process waited for CPU or memory.
         2. The number of requests since the last call that waited for the limits of their host.
         3. How far this worker's clock is ahead of the driver's.

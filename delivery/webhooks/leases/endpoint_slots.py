@@ -21,6 +21,9 @@ class SharedLimits(NamedTuple):
     """Most requests in flight from all leases of the endpoint in this worker together."""
     slots: asyncio.Semaphore
     """A semaphore with `max_in_flight` slots. The caller takes a slot before `begin`."""
+    turn: asyncio.Lock
+    """Held by the caller that waits for the rate or the host, until this caller's `begin`. So one caller checks them again and
+    again, and the others wait for the lock."""
     pace: limits.Pace | None
     """None: the endpoint has no rate limit."""
     host: host_limits.Host | None
@@ -67,6 +70,7 @@ class EndpointSlots:
         self._paces = paces
         self._hosts = known_hosts
         self._slots: weakref.WeakValueDictionary[tuple[EndpointId, int], asyncio.Semaphore] = weakref.WeakValueDictionary()
+        self._turns: weakref.WeakValueDictionary[tuple[EndpointId, float | None], asyncio.Lock] = weakref.WeakValueDictionary()
 
     def set_bounds(self, bounds: limits.Limits) -> None:
         """Replace the limits of endpoints. A lease in flight keeps the limits with which it began.
@@ -78,11 +82,17 @@ class EndpointSlots:
     def limits_of(self, endpoint: Endpoint) -> SharedLimits:
         """Return the limits of an endpoint, for a lease that begins.
 
-        Leases that are in flight at the same time share a semaphore if they began with the same `max_in_flight`.
+        Leases that are in flight at the same time share a semaphore if they began with the same `max_in_flight`. They share a
+        turn if they began with the same rate: a lease with a higher rate does not wait behind the old rate.
         """
         most = self._bounds.in_flight_to(endpoint)
         key = (endpoint.endpoint_id, most)
         slots = self._slots.get(key)
         if slots is None:
             slots = self._slots[key] = asyncio.Semaphore(most)
-        return SharedLimits(most, slots, self._bounds.pace_to(endpoint, self._paces), self._hosts.host_of(endpoint.url))
+        rate = self._bounds.rate_to(endpoint)
+        turn = self._turns.get((endpoint.endpoint_id, rate))
+        if turn is None:
+            turn = self._turns[endpoint.endpoint_id, rate] = asyncio.Lock()
+        pace = self._bounds.pace_to(endpoint, self._paces)
+        return SharedLimits(most, slots, turn, pace, self._hosts.host_of(endpoint.url))

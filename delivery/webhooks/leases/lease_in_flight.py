@@ -89,6 +89,11 @@ class LeaseInFlight:
         assert endpoint is not None, "what goes to no endpoint is skipped"  # noqa: S101
         return endpoint
 
+    @property
+    def deleted_tenants(self) -> Collection[TenantId]:
+        """Return the tenants of the lease's events that are not registered any more, by the rows that the lease uses now."""
+        return self._view.destination.deleted_tenants
+
     def begin(self, now_ms: int) -> None:
         """Decide about each entry (lease_triage.triage): queue it in `waiting`, requeue it, or record its end in the report.
 

@@ -87,8 +87,8 @@ class LeaseRunner:
 
         Entries whose attempt cannot begin by `lease.until` stay in `lease.waiting`. So do all entries that still wait when the
         lease is stopped, for example because its endpoint was changed, or because an attempt of an ordered lease failed. If
-        the next request may go only after `lease.until`, `lease.finish` requeues the entries until then, at most for
-        MAX_RATE_WAIT_S.
+        the next request may go only after `lease.until`, `lease.finish` requeues the entries until then, at most for the
+        shorter of MAX_RATE_WAIT_S and `_recheck_s`. After that another worker may get the lease.
         If `stop` was called before, attempt nothing. Otherwise each wait for a rate would end at once, and the lease would
         busy-wait until its end.
         """
@@ -96,48 +96,77 @@ class LeaseRunner:
             return
         shared = self._endpoint_slots.limits_of(lease.endpoint)
         runners = 1 if lease.message.order_key is not None else min(shared.max_in_flight, len(lease.waiting))
+        idle: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as together:
             for _ in range(runners):
-                together.create_task(self._run(lease, shared))
+                together.create_task(self._run(lease, shared, idle))
 
-    async def _run(self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits) -> None:
+    async def _run(self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits, idle: set[asyncio.Task[None]]) -> None:
         """Attempt one entry after another. An entry that waits for the endpoint's rate or host holds no slot.
 
-        The wait of an entry for its host is counted once, at the first check that finds no capacity.
+        After a check that finds no capacity, the runner takes the endpoint's turn before it waits and checks again. The wait of
+        an entry for its host is counted once, at the first such check. `idle` has the runners of the lease that wait for the
+        turn, or with it. The runner that takes the lease's last entry cancels them.
         """
-        is_counted = False
-        while lease.waiting:
-            async with shared.slots, self._slots:
-                now = self._clock()
-                self._follow_registry(lease)
-                if now > lease.until or not lease.waiting:
+        runner = asyncio.current_task()
+        assert runner is not None, "attempt_all runs this method as a task"  # noqa: S101
+        has_turn = is_counted = False
+        try:
+            while lease.waiting:
+                async with shared.slots, self._slots:
+                    now = self._clock()
+                    self._follow_registry(lease)
+                    if now > lease.until or not lease.waiting:
+                        return
+                    wait_s = shared.wait_s(now)
+                    if not wait_s:
+                        shared.begin(now)
+                        if has_turn:
+                            shared.turn.release()
+                        has_turn = is_counted = False
+                        await self._attempt_next(lease, shared, idle)
+                        continue
+                    if not is_counted and (host := shared.full_host(now)) is not None:
+                        is_counted = True
+                        host.count_delay()
+                if now + wait_s > lease.until:
+                    # Entries that are due at once would be leased again in the next micro-batch, and requeued again.
+                    lease.delay_rest(self._now_ms() + round(1000 * min(wait_s, _recheck_s(lease.endpoint), MAX_RATE_WAIT_S)))
                     return
-                wait_s = shared.wait_s(now)
-                if not wait_s:
-                    is_counted = False
-                    shared.begin(now)
-                    self._in_flight += 1
-                    self._most_in_flight = max(self._most_in_flight, self._in_flight)
-                    try:
-                        await self._attempt(lease, lease.waiting.popleft())
-                    finally:
-                        self._in_flight -= 1
-                        shared.end()
-                    continue
-                if not is_counted and (host := shared.full_host(now)) is not None:
-                    is_counted = True
-                    host.count_delay()
-            if now + wait_s > lease.until:
-                # Entries that are due at once would be leased again in the next micro-batch, and requeued again.
-                lease.delay_rest(self._now_ms() + round(1000 * min(wait_s, _recheck_s(lease.endpoint), MAX_RATE_WAIT_S)))
-                return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), wait_s)
+                idle.add(runner)
+                with contextlib.suppress(TimeoutError):
+                    if has_turn:
+                        await asyncio.wait_for(self._stopping.wait(), wait_s)
+                    else:
+                        # The holder of the turn may have a lease that ends later than this one.
+                        async with asyncio.timeout(lease.until - now):
+                            has_turn = await shared.turn.acquire()
+                idle.discard(runner)
+        finally:
+            if has_turn:
+                shared.turn.release()
 
     def _follow_registry(self, lease: LeaseInFlight) -> None:
         """Let a lease follow the rows that the registry has now. The lease may have begun many seconds ago."""
         if self.registry is not None:
-            lease.follow(self.registry.rows_now(lease.message.endpoint_id, lease.tenants), self.registry.revision)
+            rows = self.registry.rows_now(lease.message.endpoint_id, lease.tenants, lease.deleted_tenants)
+            lease.follow(rows, self.registry.revision)
+
+    async def _attempt_next(
+        self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits, idle: set[asyncio.Task[None]]
+    ) -> None:
+        """Attempt the first waiting entry, which `shared` counts already. If it is the last, cancel the runners in `idle`."""
+        self._in_flight += 1
+        self._most_in_flight = max(self._most_in_flight, self._in_flight)
+        place = lease.waiting.popleft()
+        if not lease.waiting:
+            for runner in idle:
+                runner.cancel()
+        try:
+            await self._attempt(lease, place)
+        finally:
+            self._in_flight -= 1
+            shared.end()
 
     async def _attempt(self, lease: LeaseInFlight, place: int) -> None:
         try:
@@ -154,6 +183,6 @@ class LeaseRunner:
 def _recheck_s(endpoint: Endpoint) -> float:
     """Return the seconds after which another worker may get the lease: a part of the time between two requests of all workers.
 
-    A worker waits by its own share of the rate, while another worker may have its share free.
+    A worker waits by its own share of the rate, while another worker may have its share free. Without a rate: infinity.
     """
     return math.inf if endpoint.max_per_second is None else 1 / (endpoint.max_per_second * CHECKS_PER_REQUEST)

@@ -1,11 +1,11 @@
-"""Find the retry entries of resent deliveries, so that the shard makes these entries due now.
+"""Find the retry entries of resent deliveries, so that the retry lane's shard makes these entries due now.
 
 Runs in the executors. Pure. A resend is a replay of one delivery. Without this search, a delivery that waits for its retry
 would be sent twice: by its own retry entry, and by the resend's entry.
 
 A shard has no index of its entries by delivery. For a million entries the index would have some 100 MB, and each micro-batch
-would read it. So a decision with resends reads the entries of the resends' endpoints. The decision also reads the timer wheel
-if entries of these endpoints wait there. It reads at most about MAX_SEARCHED_BYTES.
+would read it. So in a micro-batch with resends, the shard reads the entries of the resends' endpoints. The shard also reads the
+timer wheel if entries of these endpoints wait there. Both searches together read at most about MAX_SEARCHED_BYTES.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from delivery.webhooks.batching import segment
 from delivery.webhooks.retries import retry_messages
 
 MAX_SEARCHED_BYTES = 128 * 1024 * 1024
-"""Maximum of bytes of waiting entries that one decision reads to find resent deliveries. These are some 250,000 entries with
-payloads of 300 bytes. To search them takes 0.15 s of CPU. A resend whose waiting entry is beyond the maximum is delivered in
-addition to this entry."""
+"""Maximum of bytes of waiting entries that a shard reads in a micro-batch to find resent deliveries. These are some 250,000
+entries with payloads of 300 bytes. To search them takes 0.15 s of CPU. If the waiting entry of a resend is beyond the maximum,
+the resend and the entry are both delivered."""
 
 
 class DeliveryKey(NamedTuple):
@@ -74,7 +74,7 @@ class Search:
         return self._room <= 0
 
     def count_read(self, items: list[bytes]) -> None:
-        """Count the bytes of items that are read for the search."""
+        """Count the bytes of stored entries that the caller has read to find what a resend asks for. The search is bounded."""
         self._room -= sum(map(len, items))
 
     def finds(self, owner: str, waiting: retry_messages.RetryEntry) -> bool:

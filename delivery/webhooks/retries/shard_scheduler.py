@@ -359,7 +359,7 @@ class _Scheduler:
                 slots[key] -= min(leased, 1) if is_ordered else leased
 
     def _lease_first(self, key: str, order_key: str | None, most: int) -> int:
-        """Lease the first due entries of a FIFO, at most `most` and `max_lease_bytes`, or one larger. Return their number."""
+        """Lease a FIFO's first due entries: at most `most`, together `max_lease_bytes`, or one larger. Return their number."""
         endpoint = self._open[key]
         line = endpoint.fifos[order_key]
         entries = line.ready(self._store, most, self._now_ms, max_bytes=self._bounds.max_lease_bytes)

@@ -45,7 +45,7 @@ lease timeout always counts as failing."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPolicy:
-    """The settings of the area `retry` that a shard of the retry lane needs, and its lease timeout."""
+    """The settings of the area `retry` that a shard of the retry lane needs, and the lease timeout."""
 
     probe_interval_s: float = 5.0
     max_probe_interval_s: float = 60.0
@@ -122,7 +122,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def record_failure(self, policy: ShardPolicy, at_ms: int) -> None:
         """Record that the endpoint did not accept a request at `at_ms`, in any lane.
 
-        If it is the first failure, or if the silence since the last failure was longer than MAX_SILENCE allows,
+        If `failing_since_ms` is None, or if the silence since the last failure was longer than MAX_SILENCE allows,
         `failing_since_ms` becomes `at_ms`.
         """
         if self.failing_since_ms is None or at_ms - self.failed_ms > _max_silence_ms(policy):

@@ -106,8 +106,9 @@ def filter_detail(pattern: Mapping[str, Any], event: Event, document: Mapping[st
 
 
 def differing_fields(pattern: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """Return a sentence that names the fields of a filter that do not match `document`. The branches of `$or` are one field.
+    """Return a sentence that names the fields of a filter that do not match `document`.
 
+    A nested field is named by its path, such as `data.amount`. The branches of an `$or` are one field.
     The sentence names no field if the filter has more than MAX_PARTS fields, or if each field matches by itself.
     """
     conditions = list(itertools.islice(_parts(pattern), MAX_PARTS + 1))

@@ -203,8 +203,8 @@ class Intake(Generic[Prepared]):
     def _new_receipt(self, record: Record) -> Receipt:
         """Return a new receipt for the record's partition. The receipt counts no record yet.
 
-        The revision is read before the record's look-ups. A revision that is read later could have a change that the first
-        look-up's answer lacks.
+        The receipt gets the registry's revision of now, before the record's look-ups. Read after them, the revision could be
+        newer than the first look-up's answer, and the receipt would claim too much.
         """
         return Receipt(
             lane=self._mode,

@@ -182,7 +182,7 @@ class LookupRegistry:
     async def destination(
         self, endpoint_id: EndpointId, tenants: Collection[TenantId], *, read_again: bool = False
     ) -> registries.Destination:
-        """Return an endpoint, its subscriptions, and the tenants among `tenants` that are not registered.
+        """Return an endpoint (None: not registered), its subscriptions, and those of `tenants` that are not registered.
 
         The platform's own tenant always counts as registered. Missing answers are looked up in Postgres. A cached answer is at
         most `ttl_s` seconds old. `read_again`: look all answers up, and cache them.
@@ -196,13 +196,23 @@ class LookupRegistry:
             self._destinations[endpoint_id] = known
         return known._replace(deleted_tenants=await self._deleted(tenants, read_again=read_again))
 
-    def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> registries.Destination | None:
-        """Return the cached answers for an endpoint and tenants. None: one of these answers is not cached."""
+    def rows_now(
+        self, endpoint_id: EndpointId, tenants: Collection[TenantId], deleted: Collection[TenantId] = ()
+    ) -> registries.Destination | None:
+        """Return the cached answers for an endpoint and tenants. None: the endpoint's answer is not cached.
+
+        A tenant without a cached answer counts as deleted if it is in `deleted`. There may always be such a tenant: a lease can
+        have more tenants than `max_answers`.
+        """
         known = self._destinations.get(endpoint_id)
-        registered = {tenant: self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}
-        if known is None or None in registered.values():
+        if known is None:
             return None
-        return known._replace(deleted_tenants=[tenant for tenant, is_registered in registered.items() if not is_registered])
+        deleted = set(deleted)
+        return known._replace(
+            deleted_tenants=[
+                tenant for tenant in tenants if tenant != PLATFORM and not self._registered.get(tenant, tenant not in deleted)
+            ]
+        )
 
     async def _deleted(self, tenants: Collection[TenantId], *, read_again: bool) -> list[TenantId]:
         known = {tenant: None if read_again else self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}

@@ -175,7 +175,7 @@ class Router:
         _overlay(self.endpoints, changes.endpoints)
         for subscription_id, subscription in changes.subscriptions.items():
             before = self.subscriptions.get(subscription_id)
-            if before == subscription:
+            if _is_same(before, subscription):
                 continue  # a delta has all changes since the base, and most were applied before: their indexes stay
             if before is not None:
                 del self.subscriptions[subscription_id]
@@ -253,8 +253,18 @@ def _rules(subscriptions: Iterable[Subscription]) -> Iterator[_Rule]:
         if pattern is None:
             yield _Rule(subscription, None, has_exclusions)
         else:
-            text = json.dumps(pattern, sort_keys=True)
-            yield _Rule(subscription, shared.setdefault(text, _SharedFilter(pattern)), has_exclusions)
+            yield _Rule(subscription, shared.setdefault(_text(pattern), _SharedFilter(pattern)), has_exclusions)
+
+
+def _text(pattern: Mapping[str, Any] | None) -> str:
+    """Return a filter pattern as text. Two patterns are the same if their texts are equal: for `==`, `true` equals 1."""
+    return json.dumps(pattern, sort_keys=True)
+
+
+def _is_same(before: Subscription | None, after: Subscription | None) -> bool:
+    if before is None or after is None or before != after:
+        return before is after
+    return after.filter_pattern is None or _text(before.filter_pattern) == _text(after.filter_pattern)
 
 
 def _scope_keys(scope: Scope) -> Iterator[scope_index.ScopeKey]:

@@ -34,7 +34,7 @@ class Published:
         return self.base.revision if self.changes is None else self.changes.revision
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of rows by kind (`tenants`, `endpoints`, `subscriptions`), changes included."""
+        """Return the number of rows by kind (`tenants`, `endpoints`, `subscriptions`), after all changes were applied."""
         sizes = {}
         for kind in ("tenants", "endpoints", "subscriptions"):
             rows, changed = getattr(self.base, kind), {} if self.changes is None else getattr(self.changes, kind)

@@ -77,8 +77,14 @@ class Registry(Protocol):
         `read_again`: use no cached answer. A cached answer may be older than the answer by which an event was routed.
         """
 
-    def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination | None:
-        """Return what `destination` returns, without waiting. None: a row has to be looked up."""
+    def rows_now(
+        self, endpoint_id: EndpointId, tenants: Collection[TenantId], deleted: Collection[TenantId] = ()
+    ) -> Destination | None:
+        """Return what `destination` returns, without waiting. None: the endpoint has to be looked up.
+
+        `deleted`: the tenants that `destination` returned as deleted for the same `tenants`. It decides about each tenant that
+        would have to be looked up.
+        """
 
 
 class RegistrySource(Protocol):
@@ -112,7 +118,7 @@ class WholeRegistry:
 
     @property
     def revision(self) -> Revision:
-        """Return the revision of this registry: all earlier changes are in effect, and no later ones."""
+        """Return the revision of this registry: all changes up to this revision are in effect, and no later ones."""
         return self._router.revision
 
     @property
@@ -134,15 +140,20 @@ class WholeRegistry:
         """Return the endpoint, the subscriptions and the unregistered tenants, as `rows_now` does. Does not wait."""
         return self.rows_now(endpoint_id, tenants)
 
-    def rows_now(self, endpoint_id: EndpointId, tenants: Collection[TenantId]) -> Destination:
+    def rows_now(
+        self,
+        endpoint_id: EndpointId,
+        tenants: Collection[TenantId],
+        deleted: Collection[TenantId] = (),  # noqa: ARG002  # no tenant has to be looked up
+    ) -> Destination:
         """Return the endpoint, the subscriptions of all endpoints, and the tenants among `tenants` that are not registered.
 
         Later changes of the registry appear in the returned subscriptions, which are no copy. The platform's own tenant always
         counts as registered.
         """
         router = self._router
-        deleted = [tenant for tenant in tenants if router.tenant_status(tenant) is None and tenant != PLATFORM]
-        return Destination(router.endpoints.get(endpoint_id), router.subscriptions, deleted)
+        gone = [tenant for tenant in tenants if router.tenant_status(tenant) is None and tenant != PLATFORM]
+        return Destination(router.endpoints.get(endpoint_id), router.subscriptions, gone)
 
     def advance(self, changes: SnapshotChanges | None) -> None:
         """Apply the changes since the base snapshot. None: there are none.

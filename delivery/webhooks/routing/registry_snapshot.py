@@ -50,7 +50,8 @@ class Snapshot:
 class SnapshotChanges:
     """The changes of the registry after `since`, up to `revision`: each changed row's new state, None for a deleted row.
 
-    It is harmless to apply changes that a registry already has, because each row has its whole new state.
+    Apply the changes to a registry whose revision is from `since` to `revision`. The registry may already have some of the
+    changes, because each row has its whole new state.
     """
 
     since: Revision

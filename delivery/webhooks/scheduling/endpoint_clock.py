@@ -29,10 +29,10 @@ def loop_time() -> float:
 
 
 class MeasuredDelay(Protocol):
-    """Measure the waits of this machine for CPU and memory. Implemented by delivery.webhooks.clocks.own_delay.OwnDelay."""
+    """Measure the waits of a worker for CPU and memory. Implemented by delivery.webhooks.clocks.own_delay.OwnDelay."""
 
     def delay_since_last_call_s(self) -> float:
-        """Return the seconds of waiting since the last call: of this thread, or of its whole control group or machine."""
+        """Return the seconds waited since the last call: by the thread, its control group or its machine, the most of these."""
 
 
 class EndpointClock:

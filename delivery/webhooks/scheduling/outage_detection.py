@@ -42,7 +42,7 @@ UNREACHABLE_CLASSES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reachability:
-    """The destinations to which requests were sent, and which of them responded. `a + b` merges two observations.
+    """The destinations that responded or could not be reached, and which of them responded. `a + b` merges two observations.
 
     A destination is the scheme, host and port of a URL: a hundred endpoints behind one gateway count as one. Destinations and
     customers are stored as digests. Of more than MAX_SAMPLE the smallest digests are kept, so the sample does not depend on the
@@ -61,7 +61,7 @@ class Reachability:
 
     @property
     def asked(self) -> int:
-        """Return the number of destinations in the sample, at most MAX_SAMPLE. Requests were sent to each of them."""
+        """Return the number of destinations in the sample, at most MAX_SAMPLE."""
         return len(self.destinations)
 
     @property

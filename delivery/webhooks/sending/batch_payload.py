@@ -71,8 +71,8 @@ def content(events: Sequence[Packed], mode: ContentMode) -> payload.Content:
 def compressed(plain: payload.Content) -> payload.Content:
     """Return the content with its body compressed by gzip, and with the header `content-encoding`.
 
-    Callers sign the body before compression: the public libraries verify text, and many servers pass on only the decompressed
-    body.
+    Callers sign the body before compression. The public libraries with which receivers verify signatures take text, and many
+    servers pass on only the decompressed body.
     """
     return payload.Content(plain.headers + b"content-encoding: gzip\r\n", gzip.compress(plain.body, GZIP_LEVEL, mtime=0))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
@@ -37,9 +38,10 @@ class Sender:
     """Make attempts at deliveries and batches over one transport.
 
     `timeout_s` is the default timeout of an attempt, and the timeout of a request for an access token (OAuth). `clock` returns
-    seconds since the epoch. `endpoint_time` is the clock by which endpoints are judged, in seconds. A `Retry-After` above
-    `max_retry_after_s` counts as `max_retry_after_s`. For the attempts topic, a failed attempt keeps headers of the response,
-    and at most `logged_response_bytes` of its body. With `logs_accepted`, an accepted attempt keeps them too.
+    seconds since the epoch, and may jump. `monotonic` returns seconds, and measures durations. `endpoint_time` is the clock by
+    which endpoints are judged, in seconds. A `Retry-After` above `max_retry_after_s` counts as `max_retry_after_s`. For the
+    attempts topic, a failed attempt keeps headers of the response, and at most `logged_response_bytes` of its body. With
+    `logs_accepted`, an accepted attempt keeps them too.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Sender:
         *,
         timeout_s: float,
         clock: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,  # uvloop's time has whole milliseconds only
         endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
         max_retry_after_s: float = retry_after.MAX_RETRY_AFTER_S,
         logged_response_bytes: int = response_body.MAX_BYTES,
@@ -58,6 +61,7 @@ class Sender:
         self._guard = address_guard
         self._timeout_s = timeout_s
         self._clock = clock
+        self._monotonic = monotonic
         self._endpoint_time = endpoint_time
         self._max_retry_after_s = max_retry_after_s
         self._logged_response_bytes = logged_response_bytes
@@ -72,7 +76,7 @@ class Sender:
         signature.
         """
         timeout_s = timeout_s or self._timeout_s
-        started_at = self._clock()
+        started_at, began = self._clock(), self._monotonic()
         status: int | None = None
         retry_after_s: float | None = None
         response, detail = b"", ""
@@ -110,7 +114,7 @@ class Sender:
         made = Attempt(
             number=number,
             started_at_ms=int(started_at * 1000),
-            duration_ms=(self._clock() - started_at) * 1000,
+            duration_ms=(self._monotonic() - began) * 1000,
             status=status,
             error_class=error_class,
             detail=detail,

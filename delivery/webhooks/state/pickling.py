@@ -20,6 +20,11 @@ def packed(value: Any) -> bytes:
     return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), ZLIB_LEVEL)
 
 
+def size(value: Any) -> int:
+    """Return the number of bytes of `value` pickled, without compression."""
+    return len(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+
+
 def unpacked(written: bytes) -> Any:
     """Return the value that `packed` wrote."""
     return pickle.loads(zlib.decompress(written))  # noqa: S301  # written by our own processes: see the module's docstring

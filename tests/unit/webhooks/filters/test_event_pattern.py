@@ -319,6 +319,17 @@ def test_the_size_of_a_pattern_is_counted_in_utf_8():
         event_pattern.compile_pattern({"x": ["é" * (letters + 1)]})
 
 
+@pytest.mark.parametrize("number", [1e16, 1e23, -1e300])
+def test_the_size_of_a_pattern_counts_the_digits_that_postgres_returns(number):
+    """Regression: 1e300 counted as 6 bytes when it was registered, and as 301 at the next read."""
+    returned = int(f"{number:.0e}".split("e")[0]) * 10 ** int(f"{number:e}".split("e")[1])
+    overhead = len(json.dumps({"x": ["", returned]}))
+
+    event_pattern.compile_pattern({"x": ["a" * (event_pattern.MAX_PATTERN_BYTES - overhead), number]})
+    with pytest.raises(errors.FilterError, match=f"has {event_pattern.MAX_PATTERN_BYTES + 1} bytes"):
+        event_pattern.compile_pattern({"x": ["a" * (event_pattern.MAX_PATTERN_BYTES - overhead + 1), number]})
+
+
 def test_a_document_may_nest_deeper_than_the_stack():
     deep = "a"
     for _ in range(100_000):

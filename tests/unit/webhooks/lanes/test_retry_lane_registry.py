@@ -9,7 +9,7 @@ from delivery.model import OutcomeKind
 from delivery.registry_model import EndpointStatus, Retrying, SubscriptionStatus
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import retry_messages
-from delivery.webhooks.routing import registries
+from delivery.webhooks.routing import lookup_registry, registries
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from tests.support import builders, fakes
 from tests.support.leases import NOW_MS, lease, registry, waiting
@@ -116,6 +116,35 @@ def test_an_entry_given_up_does_not_end_by_a_cached_answer():
 
     [outcome] = asyncio.run(main()).results.outcomes
     assert outcome.kind is OutcomeKind.DEAD_LETTERED
+
+
+class Postgres:
+    """A Reader of a registry in memory. All tenants but `gone` are registered."""
+
+    def __init__(self, gone=()):
+        self._gone = gone
+
+    def endpoint(self, _):
+        return registry()
+
+    def tenants(self, asked):
+        return builders.snapshot(tenants=[tenant for tenant in asked if tenant not in self._gone])
+
+
+@pytest.mark.parametrize("max_answers", [1, 5, 100])
+def test_a_lease_with_more_tenants_than_cached_answers_is_attempted(max_answers):
+    """Regression: with look-ups it was leased again and again, without a request, until its entries expired."""
+    entries = [waiting(builders.event(event_id=f"e{number}", tenant_id=f"t{number}")) for number in range(20)]
+
+    async def main():
+        lane = lane_of(sender := Sender())
+        known = lookup_registry.LookupRegistry(Postgres(gone=("t3", "t19")), ttl_s=30, max_answers=max_answers)
+        first = await lane.start([retry_messages.encoded(lease(*entries))], known, 10)
+        return sender, together(first, await lane.finish_task(10))
+
+    sender, ended = asyncio.run(main())
+    assert sender.ids() == [f"e{number}" for number in range(20) if number not in {3, 19}]
+    assert [report.requeued for report in ended.reports] == [[]]
 
 
 class LookedUp(registries.WholeRegistry):

@@ -29,6 +29,14 @@ def test_a_lease_in_flight_keeps_its_limit():
     assert before.slots is not after.slots
 
 
+def test_leases_in_flight_at_once_share_a_turn_unless_the_rate_has_changed():
+    """A lease with a higher rate would wait behind a lease that waits by the old rate."""
+    slots = slots_of()
+    first, second, faster = (slots.limits_of(builders.endpoint(max_per_second=rate)) for rate in (0.1, 0.1, 5.0))
+    assert first.turn is second.turn
+    assert faster.turn is not first.turn
+
+
 def test_a_request_waits_for_the_rate_of_all_lanes():
     paces = {}
     shared = slots_of(paces).limits_of(builders.endpoint(max_per_second=0.5))

@@ -97,15 +97,27 @@ def test_an_answer_is_kept_for_its_time_and_no_longer(registry, reader, clock):
 
 
 def test_the_rows_of_an_endpoint_are_known_until_they_are_too_old(registry, clock):
-    """A lease takes the present rows from here before each attempt, and ends where there are none."""
+    """A lease takes the present rows from here before each attempt, and ends where its endpoint has none."""
     assert registry.rows_now("ep1", {"t1"}) is None
     found = asyncio.run(registry.destination("ep1", {"t1", "deleted"}))
     assert found.deleted_tenants == ["deleted"]
     clock.now += TTL_S - 1
     assert registry.rows_now("ep1", {"t1", "deleted"}) == found
-    assert registry.rows_now("ep1", {"t1", "never asked"}) is None
+    assert registry.rows_now("ep1", {"t1", "never asked"}) == found._replace(deleted_tenants=[])
     clock.now += 1
     assert registry.rows_now("ep1", {"t1"}) is None
+
+
+def test_a_tenant_without_an_answer_stays_as_its_lease_knows_it(registry, reader, clock):
+    asyncio.run(registry.destination("ep1", {"t1", "deleted"}))
+    clock.now += TTL_S / 2
+    asyncio.run(registry.destination("ep1", {"t1"}, read_again=True))
+    clock.now += TTL_S / 2  # the answer about the deleted tenant has expired
+    for known in (["deleted"], []):
+        assert registry.rows_now("ep1", {"t1", "deleted"}, known).deleted_tenants == known
+    reader.snapshot = replace(reader.snapshot, tenants={})
+    asyncio.run(registry.destination("ep1", {"t1"}, read_again=True))
+    assert registry.rows_now("ep1", {"t1"}, []).deleted_tenants == ["t1"]
 
 
 def test_no_more_answers_are_kept_than_the_bound(registry, reader):

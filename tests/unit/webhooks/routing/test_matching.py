@@ -191,6 +191,16 @@ class TestChanges:
         assert after.subscription is before.subscription
         assert after.endpoint is before.endpoint
 
+    @pytest.mark.parametrize(("before", "after"), [(1, True), (False, 0)])
+    def test_a_filter_that_changes_between_a_number_and_a_boolean_counts(self, before, after):
+        """Regression: 1 == True in Python, so the old filter stayed until the worker restarted."""
+        routes = router(builders.subscription(filter_pattern={"data": {"paid": [before]}}))
+        routes.matches(builders.event(content={"paid": before}))
+        changed = builders.subscription(filter_pattern={"data": {"paid": [after]}})
+        routes.apply(self.changes(subscriptions={"s1": changed}))
+        assert matched(routes, builders.event(content={"paid": after})) == ["s1"]
+        assert matched(routes, builders.event(content={"paid": before})) == []
+
     def test_changes_applied_twice_are_as_applied_once(self):
         routes = router(builders.subscription("a"))
         changes = self.changes(subscriptions={"a": None, "b": builders.subscription("b")})
