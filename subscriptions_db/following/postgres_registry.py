@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from contextlib import AbstractContextManager
 
+from delivery import errors
 from delivery.config import settings
 from delivery.registry_model import Disable
 from subscriptions_db.following import endpoint_disabler, lookup_source, registry_follower
+from subscriptions_db.postgres import connect, migrate
 
 
 class PostgresRegistry:
@@ -15,6 +18,14 @@ class PostgresRegistry:
 
     def __init__(self, config: settings.Settings) -> None:
         self._config = config
+
+    def require_migrated(self) -> None:
+        """Raise RegistryOutdated if the tables are missing or not of this version. Do nothing if Postgres does not answer."""
+        with (
+            contextlib.suppress(errors.RegistryUnavailable),
+            connect.connect(self._config.database, application_name="fanout job") as connection,
+        ):
+            migrate.require_current(connection)
 
     def follow(self, stop: threading.Event) -> registry_follower.Follower:
         """Return a Follower whose thread runs until `stop`. Raise SettingsError if the settings have no valid key ring."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from delivery import errors
+from delivery.webhooks.filters import operators
 from subscriptions_db.manifest import manifest
 from subscriptions_db.registration import registered_rows
 
@@ -50,7 +51,7 @@ def changes(
             before = current[kind].get(row_id)
             if before is None:
                 yield Change(action="create", kind=kind, id=row_id, fields=tuple((k, None, v) for k, v in row.items() if v))
-            elif changed := tuple((k, before.get(k), v) for k, v in row.items() if before.get(k) != v):
+            elif changed := tuple((k, before.get(k), v) for k, v in row.items() if not _is_same(before.get(k), v)):
                 yield Change(action="update", kind=kind, id=row_id, fields=changed)
     if not prune_customers:
         return
@@ -63,14 +64,36 @@ def changes(
             yield Change(action="delete", kind="endpoint", id=row_id)
 
 
+def _is_same(before: Any, after: Any) -> bool:
+    """Return True if two values of a column are the same.
+
+    `==` would take `true` in a filter or a JSON Schema for 1. It would also take 1e300 for another number than the integer of
+    301 digits that Postgres returns for it.
+    """
+    if isinstance(before, dict) and isinstance(after, dict):
+        return before.keys() == after.keys() and all(_is_same(value, after[name]) for name, value in before.items())
+    if isinstance(before, list) and isinstance(after, list):
+        return len(before) == len(after) and all(map(_is_same, before, after))
+    if isinstance(before, bool) or isinstance(after, bool):
+        return before is after
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        return operators.as_in_events(before) == operators.as_in_events(after)
+    return bool(before == after)
+
+
 def ids(changes: Iterable[Change], kind: registered_rows.RowKind, *actions: str) -> list[str]:
     """Return the ids of the rows of a kind for which `changes` has one of these actions."""
     return [change.id for change in changes if change.kind == kind and change.action in actions]
 
 
 def require_possible(changes: Iterable[Change], wanted: manifest.Manifest, current: registered_rows.RegisteredRows) -> None:
-    """Raise ManifestRefused, with paths, for changes that the database would refuse without naming the field."""
-    if found := list(_impossible({(change.kind, change.id) for change in changes}, wanted, current)):
+    """Raise ManifestRefused, with paths, for changes that the database would refuse without naming the field.
+
+    Also for a deletion of an endpoint with which the database would delete a subscription that the manifest names.
+    """
+    changes = tuple(changes)
+    changed, pruned = {(change.kind, change.id) for change in changes}, set(ids(changes, "endpoint", "delete"))
+    if found := [*_impossible(changed, wanted, current), *_deleted_with_endpoint(pruned, wanted)]:
         raise errors.ManifestRefused(found)
 
 
@@ -103,6 +126,17 @@ def _impossible(
             problem = (
                 f"{subscription.id} cannot move to an endpoint of another mode: "
                 "register another subscription, then delete this one"
+            )
+            yield errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
+
+
+def _deleted_with_endpoint(pruned: set[str], wanted: manifest.Manifest) -> Iterator[errors.RegistrationError]:
+    """Yield a refusal for each subscription in the document that Postgres would delete with its endpoint, one of `pruned`."""
+    for number, subscription in enumerate(wanted.subscriptions):
+        if subscription.endpoint in pruned:
+            problem = (
+                f"prune would delete {subscription.endpoint}, which the document does not name, and {subscription.id} with it: "
+                "add the endpoint to the document, leave the subscription out, or do not prune"
             )
             yield errors.RegistrationError(f"subscriptions[{number}].endpoint", problem)
 

@@ -149,8 +149,8 @@ def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
 def open_question(connection: connect.Connection, endpoint_id: str, token_digest: bytes) -> dict[str, Any] | None:
     """Return the row of the question that an endpoint's receiver may answer at the callback URL whose token has this digest.
 
-    The row has `customer_id`, `url`, `origin`, and `is_answered`: True if the receiver has answered the question already. None:
-    the answer would give no permission, for one of these reasons:
+    The row has `customer_id`, `url`, `origin`, and `is_answered`: True if the receiver has answered the question already,
+    and the endpoint still has a permission. None: the answer would give no permission, for one of these reasons:
 
     1. There is no such question, or the question has expired.
     2. The endpoint's URL was changed since the question, so the question went to another URL.

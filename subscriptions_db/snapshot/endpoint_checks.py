@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from cryptography import exceptions, x509
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from delivery import errors
@@ -25,7 +26,13 @@ from subscriptions_db.secrets import endpoint_secrets
 
 MAX_HEADERS_BYTES = 16 * 1024
 """Maximum size of all headers as JSON. The table column has the same bound."""
+MAX_RSA_BITS = 4096
+"""Most bits of the RSA key of a client certificate. Each handshake signs with it, on the event loop that all customers share:
+4,096 bits take 2 ms, and twice the bits take eight times as long."""
 _ANY_URL = "https://example.com/"
+_CURVES = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey
+_CURVES_PUBLIC = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | ed448.Ed448PublicKey
+_USABLE_KEYS = "Use a certificate with RSA of 2,048 to 4,096 bits, or with an elliptic curve of NIST"
 _SPKI = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -115,21 +122,40 @@ def _certificates(pem: str) -> list[x509.Certificate]:
 
 
 def _certified_key(certificate: x509.Certificate) -> bytes:
-    try:
-        return certificate.public_key().public_bytes(*_SPKI)
-    except (ValueError, exceptions.UnsupportedAlgorithm):
-        raise errors.RegistrationError(
-            "", "has a key of an unknown kind or curve: use a certificate with an RSA key, or with an elliptic curve of NIST"
-        ) from None
+    with contextlib.suppress(ValueError, exceptions.UnsupportedAlgorithm):
+        key = certificate.public_key()
+        if isinstance(key, rsa.RSAPublicKey | _CURVES_PUBLIC):
+            return key.public_bytes(*_SPKI)
+    raise errors.RegistrationError(
+        "", "has a key of an unknown kind or curve: use a certificate with an RSA key, or with an elliptic curve of NIST"
+    )
 
 
 def _public_key_of(pem: Secret) -> bytes:
     try:
         # The validation of an RSA key's numbers is skipped: it takes 48 ms, and the rest of a row 0.1 ms.
         key = load_pem_private_key(pem.reveal(), password=None, unsafe_skip_rsa_key_validation=True)
-        return key.public_key().public_bytes(*_SPKI)
+        if isinstance(key, _CURVES) or (isinstance(key, rsa.RSAPrivateKey) and _is_fast(key)):
+            return key.public_key().public_bytes(*_SPKI)
+        problem = (
+            f"is an RSA key of more than {MAX_RSA_BITS:,} bits, or with longer primes than such a key has. It would take too "
+            f"long in each handshake. {_USABLE_KEYS}"
+        )
+        if not isinstance(key, rsa.RSAPrivateKey):
+            problem = f"is a key of another kind. {_USABLE_KEYS}"
     except TypeError:  # the key is encrypted
         problem = "has a password: paste the private key as PEM without a password"
     except (ValueError, exceptions.UnsupportedAlgorithm):
         problem = "is not a PEM private key: paste it as PEM, without a password"
     raise errors.RegistrationError("", problem)  # without the cause, which may quote the key
+
+
+def _is_fast(key: rsa.RSAPrivateKey) -> bool:
+    """Return True if no number of the key is longer than in a key of MAX_RSA_BITS.
+
+    OpenSSL signs by the two primes. In a forged key with a short modulus they may have thousands of bits more.
+    """
+    numbers = key.private_numbers()
+    halves = (numbers.p, numbers.q, numbers.dmp1, numbers.dmq1, numbers.iqmp)
+    sizes = (key.key_size, numbers.d.bit_length(), *(2 * half.bit_length() for half in halves))
+    return max(sizes) <= MAX_RSA_BITS

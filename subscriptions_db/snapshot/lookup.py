@@ -37,13 +37,13 @@ class PostgresReader:
         self._patiently = connect.retry_until_available("The deliveries of this look-up wait")
 
     def candidates(self, event_type: str, tenant_id: TenantId | None, since: Revision | None = None) -> Snapshot:
-        """Return the subscriptions that match an event type, and whose scope names the tenant or some of its sub-tenants.
+        """Return the subscriptions that match an event type, and whose scope includes the tenant, or a sub-tenant of it, by id.
 
-        `since`: also return the matching subscriptions to all tenants that changed after this revision. `tenant_id` None:
-        return instead all subscriptions to all tenants. The snapshot also has the endpoints, and the tenant if it is
-        registered. With a tenant, each scope contains only the part about this tenant. Waits for Postgres without a time limit:
-        an event without a look-up can neither be delivered nor skipped. If the task failed instead of waiting, Spark would
-        repeat its deliveries, and in the end stop the job.
+        `since`: also return the matching subscriptions with `Scope.everything` that changed after this revision. `tenant_id`
+        None: return instead all matching subscriptions with `Scope.everything`. The snapshot also has the endpoints, and the
+        tenant if it is registered. With a tenant, each scope contains only the part about this tenant. Waits for Postgres
+        without a time limit: an event without a look-up can neither be delivered nor skipped. If the task failed instead of
+        waiting, Spark would repeat its deliveries, and in the end stop the job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id, since=since)
         whose = "all tenants" if tenant_id is None else f"tenant {tenant_id}"

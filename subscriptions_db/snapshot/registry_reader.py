@@ -194,7 +194,7 @@ def read_rows(
     """Return these endpoints and subscriptions in the form that the job uses, read in the caller's transaction.
 
     Ids that are not registered are left out. The snapshot has revision 0 and no tenants. With `tenant_id`, the scopes contain
-    only the part about this tenant: a subscription may name ten thousands of others.
+    only the part about this tenant: a subscription may name tens of thousands of others.
     """
     return Snapshot(
         revision=Revision(0),

@@ -63,7 +63,8 @@ def read(connection: connect.Connection, since: Revision | None) -> dict[str, An
 def whole(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.Guard) -> Snapshot:
     """Return the registry of a document whose `since` is null. `ring` opens the sealed secrets.
 
-    An endpoint that `address_guard` refuses is quarantined: no lane sends to it.
+    An endpoint that `address_guard` refuses, or with a secret that `ring` cannot open, is quarantined: no lane sends to it.
+    Raise ValueError for a status, delivery mode or payload form that this version does not know.
     """
     return Snapshot(
         revision=Revision(document["revision"]),
@@ -74,7 +75,7 @@ def whole(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.
 
 
 def changes(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.Guard) -> SnapshotChanges:
-    """Return the changes of a document whose `since` is a revision. `ring` opens the sealed secrets."""
+    """Return the changes of a document whose `since` is a revision. Rows are read as by `whole`."""
     now = whole(document, ring, address_guard)
     gone = document["gone"]
     return SnapshotChanges(

@@ -104,6 +104,20 @@ def test_a_half_open_connection_is_replaced(connection, database, ring_key, rela
         assert_eventually(lambda: follower.current().revision, lambda revision: revision > known.revision, within_s=20)
 
 
+def test_a_large_change_is_followed_by_a_new_snapshot_at_once(follower, connection, ring):
+    """Regression: the next micro-batches carried the large delta, and each left a file on the driver's disk."""
+    known = follower.current()
+    large = [{"id": f"large-{number}", "customer": "c1", "url": "https://example.com/"} for number in range(400)]
+    headers = {f"X-{number}": "v" * 4000 for number in range(3)}
+    document = {"endpoints": [endpoint | {"headers": headers} for endpoint in large]}
+    apply.apply(connection, manifest.check(document, guard.Guard()), ring)
+    current = assert_eventually(follower.current, lambda current: current.base_id != known.base_id)
+    assert (current.changes, len(current.base.endpoints)) == (None, 402)
+    connection.execute("update endpoints set url = 'https://example.com/moved' where endpoint_id = 'ep1'")
+    later = assert_eventually(follower.current, lambda later: later.revision > current.revision)
+    assert (later.base_id, list(later.changes.endpoints)) == (current.base_id, ["ep1"])
+
+
 @pytest.mark.parametrize("key_id", ["k1", "another"])
 def test_a_key_ring_that_opens_no_secret_is_refused_at_the_start(database, key_id):
     """Without the check, every endpoint would be quarantined, and its events would be skipped."""

@@ -5,12 +5,14 @@ import uuid
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
 from delivery import errors
 from delivery.config import settings
 from delivery.registry_model import Batching, ContentMode, Retrying
 from delivery.secret import Secret
 from delivery.webhooks.http import guard
+from fanout.cli import main
 from subscriptions_db.archive.ingest import partitions
 from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.registration import registered_rows
@@ -210,3 +212,13 @@ def test_a_migration_waits_for_a_table_without_making_others_wait(empty_database
         other.execute("begin; lock table two in access share mode")
         assert migrate.migrate(opened, wanted, wait=wait) == ["0002_both"]
     assert len(attempts) == 2
+
+
+@pytest.mark.timeout(120)
+def test_a_run_of_what_is_there_ends_without_tables(empty_database, tmp_path):
+    """Regression: `fanout run --once` before `fanout db migrate` waited for ever."""
+    file = tmp_path / "fanout.toml"
+    file.write_text(f'[database]\nurl = "{empty_database}"\n[keys]\nring = {{k1 = "{keyring.generate()}"}}\n')
+    ended = CliRunner().invoke(main.app, ["--config", str(file), "run", "--once"])
+    assert isinstance(ended.exception, errors.RegistryOutdated)
+    assert str(ended.exception).endswith("run `fanout db migrate`")

@@ -62,6 +62,46 @@ def test_only_differences_are_written_and_listed(connection, ring):
     assert change.fields == (("url", "https://example.com/1", "https://example.com/moved"),)
 
 
+def of_value(value):
+    """Return a document with a filter, a JSON Schema and an example that contain a value."""
+    [_, subscription] = DOCUMENT["subscriptions"]
+    schema = {"properties": {"paid": {"const": value}}}
+    event_type = {"id": "order", "json_schema": schema, "examples": [{"paid": value}]}
+    filtered = subscription | {"filter": {"data": {"paid": [value]}}}
+    return DOCUMENT | {"subscriptions": [filtered], "event_types": [event_type]}
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, True), (False, 0)])
+def test_a_change_between_a_number_and_a_boolean_is_written(connection, ring, before, after):
+    """Regression: 1 == True in Python, so the filter, the schema and the examples silently stayed."""
+    applied(connection, ring, of_value(before))
+    changes = applied(connection, ring, of_value(after)).changes
+    assert {name for change in changes for name, *_ in change.fields} == {"filter", "json_schema", "examples"}
+    rows = registered_rows.rows_of(connection)
+    assert repr(rows["subscription"]["s2"]["filter"]) == repr({"data": {"paid": [after]}})
+    assert repr(rows["event_type"]["order"]["examples"]) == repr([{"paid": after}])
+
+
+def test_a_filter_with_numbers_of_any_size_is_written_once(connection, ring):
+    """Regression: Postgres returns 1e300 as an integer, and each `fanout apply` wrote the filter again."""
+    filtered = DOCUMENT["subscriptions"][1] | {"filter": {"data": {"a": [1e300, 1e22, 1e16, 2**63, 1e-300, 0.1]}}}
+    applied(connection, ring, DOCUMENT | {"subscriptions": [filtered]})
+    assert applied(connection, ring, DOCUMENT | {"subscriptions": [filtered]}).changes == ()
+
+
+def test_a_filter_of_large_numbers_is_refused_or_can_be_read(connection, ring):
+    """Regression: 56 numbers such as 1e300 were accepted, and their subscription was quarantined at the next read."""
+
+    def document(most):
+        numbers = [{"numeric": ["=", float(f"{number}e300")]} for number in range(1, most + 1)]
+        return DOCUMENT | {"subscriptions": [DOCUMENT["subscriptions"][1] | {"filter": {"data": {"a": numbers}}}]}
+
+    with pytest.raises(errors.RegistrationError, match=r"^subscriptions\[0\].filter: has \d+ bytes as JSON; at most 16384"):
+        applied(connection, ring, document(56))
+    applied(connection, ring, document(50))
+    assert registry_reader.read_full(connection, ring, GUARD).quarantined() == {}
+
+
 def test_event_types_are_registered_without_a_new_revision(connection, ring):
     applied(connection, ring, DOCUMENT)
     before = registered_rows.revision(connection)
@@ -99,6 +139,32 @@ def test_rows_outside_the_manifest_stay_unless_pruned(connection, ring):
         ("delete", "subscription", "s2"),
         ("delete", "endpoint", "ep2"),
     ]
+
+
+def test_prune_refuses_a_document_that_names_a_subscription_only(connection, ring):
+    """Regression: the subscription was deleted with its endpoint, without a line in the output and without an audit entry."""
+    applied(connection, ring, DOCUMENT)
+    before = registered_rows.rows_of(connection)
+    for endpoints in ([], DOCUMENT["endpoints"][:1]):
+        lacking = DOCUMENT | {"endpoints": endpoints}
+        with pytest.raises(
+            errors.RegistrationError,
+            match=r"subscriptions\[1\].endpoint: prune would delete ep2, which the document does not name, and s2 with it",
+        ):
+            applied(connection, ring, lacking, prune=True)
+        assert registered_rows.rows_of(connection) == before
+        assert applied(connection, ring, lacking).changes == ()
+
+
+def test_prune_deletes_an_endpoint_whose_subscription_moves(connection, ring):
+    applied(connection, ring, DOCUMENT)
+    first, second = DOCUMENT["subscriptions"]
+    moved = DOCUMENT | {"endpoints": DOCUMENT["endpoints"][:1], "subscriptions": [first, second | {"endpoint": "ep1"}]}
+    assert summary(applied(connection, ring, moved, prune=True)) == [
+        ("update", "subscription", "s2"),
+        ("delete", "endpoint", "ep2"),
+    ]
+    assert registered_rows.rows_of(connection)["subscription"].keys() == {"s1", "s2"}
 
 
 def test_a_reference_to_a_missing_row_is_refused(connection, ring):

@@ -32,6 +32,7 @@ def tls(**fields):
         {"tls": Tls(authorities=certificates.issue("one").pem + certificates.issue("two").pem)},
         tls(),
         tls(certificate=CLIENT.pem + certificates.issue("intermediate").pem),
+        {"tls": certificates.rsa_client_tls(4096, 2048)},
         {"signing_keys": (hmac_key(24), SigningKey(secret=Secret(b"x" * 32), scheme=SignatureScheme.ED25519))},
     ],
 )
@@ -65,6 +66,9 @@ def test_a_good_endpoint_passes(fields):
         (tls(key=Secret(CLIENT.locked_key.encode())), "tls.key: has a password"),
         (tls(key=Secret(certificates.issue("other").key.encode())), "tls.key: is not the key of the first certificate"),
         (tls(certificate=certificates.issue("issuer").pem + CLIENT.pem), "tls.key: is not the key of"),
+        ({"tls": certificates.rsa_client_tls(4097, 2048)}, "tls.key: is an RSA key of more than 4,096 bits"),
+        ({"tls": certificates.rsa_client_tls(2048, 9000)}, "tls.key: is an RSA key of more than 4,096 bits, or with longer"),
+        (tls(key=Secret(certificates.dsa_key().encode())), "tls.key: is a key of another kind. Use a certificate with RSA"),
         (tls(certificate=certificates.of_unknown_curve()), "tls.certificate: has a key of an unknown kind or curve"),
         ({"signing_keys": (builders.KEY, hmac_key(1))}, "signing_secrets[1]: is an HMAC key of 1 bytes; 24 to 64 "),
         (
