@@ -415,8 +415,9 @@ on conflict (endpoint_id) do update set
     expires_at = excluded.expires_at, answered_at = null;
 
 -- name: open_validation
--- The question of a callback, if it has not expired and the endpoint still has the URL that was asked.
-select v.customer_id, v.url, v.origin, v.answered_at is not null as is_answered
+-- The question of a callback, if it has not expired and the endpoint still has the URL that was asked. An answered question
+-- counts as not answered if its permission was forgotten since, for example because the URL was changed and changed back.
+select v.customer_id, v.url, v.origin, v.answered_at is not null and not e.awaits_permission as is_answered
 from validations v join endpoints e on e.endpoint_id = v.endpoint_id and e.url = v.url and e.validation <> 'none'
 where v.endpoint_id = %(endpoint_id)s and v.token_digest = %(token_digest)s and v.expires_at > now();
 

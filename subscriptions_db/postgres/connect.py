@@ -32,6 +32,8 @@ LONGEST_WAIT_S = 5
 HALF_OPEN_MS = 11_000
 """Milliseconds without a TCP acknowledgement after which a connection is closed. Linux's default would take 15 minutes."""
 
+_MISSING = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction)
+"""Errors of a statement that needs a newer migration."""
 _PREPARED_STATEMENT_CHECK = "RevalidateCachedQuery"
 """The function of Postgres that refuses a prepared statement whose columns have changed ("cached plan must not change result
 type"). The text of the message depends on the server's `lc_messages`."""
@@ -162,7 +164,7 @@ def translated_errors() -> Iterator[None]:
     A cause whose text could contain the connection URL is dropped.
 
     1. RegistrationError: a constraint refuses the data, or Postgres refuses a value, such as a text with NUL.
-    2. RegistryOutdated: a table does not exist.
+    2. RegistryOutdated: a table, a column or a function does not exist.
     3. RegistryUnavailable: a conflicting transaction, a lock that another transaction holds, a standby server, or a missing
        right.
     4. RegistryUnavailable: a migration changed the columns of a statement that this connection has prepared. A new connection
@@ -190,10 +192,10 @@ def translated_errors() -> Iterator[None]:
             f"Postgres refuses a value ({_unquoted(_said(exc.diag.message_primary or str(exc)))}), and nothing was written. "
             "Correct the value",
         ) from exc
-    except psycopg.errors.UndefinedTable as exc:
+    except _MISSING as exc:
         raise errors.RegistryOutdated(
-            f"Postgres lacks a table of the registry ({_said(exc.diag.message_primary)}), and the transaction was rolled back: "
-            "run `fanout db migrate`"
+            f"Postgres lacks a part of the registry ({_said(exc.diag.message_primary)}), and the transaction was rolled back: "
+            "run `fanout db migrate`. If the schema is current, send this message to the maintainers of the platform"
         ) from exc
     except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable) as exc:
         raise errors.RegistryUnavailable(
@@ -280,7 +282,9 @@ def role_required() -> Iterator[None]:
         yield
     except psycopg.errors.InvalidParameterValue as exc:
         raise errors.RegistryOutdated(
-            "Postgres lacks a role of the API, because no migration has run on this server: run `fanout db migrate`"
+            "Postgres lacks a role of the API, fanout_api or fanout_operator, and requests are answered with 503. Run "
+            "`fanout db migrate`. If the registry was restored on this server, that creates no role: create the roles first, "
+            "then restore again (docs/disaster-recovery.md)"
         ) from exc
     except psycopg.errors.InsufficientPrivilege as exc:
         raise errors.RegistryUnavailable(

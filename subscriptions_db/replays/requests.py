@@ -129,7 +129,7 @@ def ask(
 
 
 class RoomForReplays(NamedTuple):
-    """Numbers of a customer that the API compares with bounds before it accepts the customer's request for a replay."""
+    """Numbers of a customer by which the API accepts or refuses the request for a replay."""
 
     unfinished: int
     """The customer's unfinished replays."""
@@ -139,7 +139,7 @@ class RoomForReplays(NamedTuple):
 
 
 def room(connection: connect.Connection, customer_id: str) -> RoomForReplays:
-    """Return the numbers of a customer that decide whether the API accepts its request for a replay."""
+    """Return the numbers of a customer by which the API accepts or refuses the request for a replay."""
     with connect.translated_errors():
         [row] = connection.execute(query("room_for_replays"), {"customer_id": customer_id}).fetchall()
     return RoomForReplays(row["unfinished"], row["dead_letters"])

@@ -1,7 +1,7 @@
 """Add the whole endpoint to each item of an answer that has the endpoint's id, if the request has `expand=endpoint`.
 
 Runs in the API. The endpoints are read with the rights of the API key: a key that is limited to endpoints gets no others, and a
-key whose scope reads no endpoints gets none.
+request with a key whose scope reads no endpoints is refused.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from subscriptions_db.archive.search import archive_positions, attempts
 
 
 class AttemptQuery(record_pages.RecordQuery, expansion.ExpandQuery):
-    """Search criteria for the attempts of one customer. An omitted criterion matches everything."""
+    """The customer, the page and the criteria of a search for attempts. An omitted criterion matches everything."""
 
     q: Text | None = None
     """Only attempts with this text in the ids of event and delivery, `detail` or the response, in upper or lower case."""

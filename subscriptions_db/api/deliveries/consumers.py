@@ -101,8 +101,8 @@ class Consumers(described.DescribedModel):
 def existing_consumer(call: Call) -> consumers.ConsumerState:
     """Return the consumer that the request's path names.
 
-    Raise Refused with 404 if it does not exist. Raise it with 422 if an operator's key names no `customer`, or a customer's key
-    another.
+    Raise Refused with 404 if it does not exist. Raise it with 422 if a request with an operator's key names no `customer`, or
+    if one with a customer's key names another customer.
     """
     for state in consumers.list_consumers(call.connection, customer_of(call), call.path["consumer_id"]):
         return state
@@ -110,14 +110,17 @@ def existing_consumer(call: Call) -> consumers.ConsumerState:
 
 
 def list_(call: Call) -> Consumers:
-    """Return a customer's consumers with their counts. A key limited to endpoints gets only the consumers of these."""
+    """Return a customer's consumers with their counts. A key limited to endpoints gets only the consumers of these endpoints.
+
+    Raise Refused with 422 as `existing_consumer` does.
+    """
     return Consumers(
         items=shown(call.connection, customer_of(call), consumers.list_consumers(call.connection, customer_of(call)))
     )
 
 
 def get(call: Call) -> Consumer:
-    """Return a consumer."""
+    """Return a consumer. Raise Refused as `existing_consumer` does."""
     [found] = shown(call.connection, customer_of(call), [existing_consumer(call)])
     return found
 
@@ -128,8 +131,8 @@ def create(call: Call) -> Consumer:
     Raise RegistrationError for an invalid cursor, and for a customer that does not exist. Raise Refused:
 
     * 409: the name is taken.
-    * 422: the request names more than one place, no `customer` with an operator's key, or another customer with a customer's
-      key.
+    * 422: the request names more than one place.
+    * 422: a request with an operator's key names no `customer`, or one with a customer's key names another customer.
     * 422: the key is limited to endpoints, and `endpoint` is not one of them.
     * 429: the customer has the maximum of consumers. An operator's key may create more.
     """
@@ -160,7 +163,7 @@ def create(call: Call) -> Consumer:
 
 
 def change(call: Call) -> Consumer:
-    """Change the `max_receives` of a consumer."""
+    """Change the `max_receives` of a consumer. Raise Refused as `existing_consumer` does."""
     before, customer_id = existing_consumer(call), customer_of(call)
     consumers.set_max_receives(call.connection, customer_id, before.name, call.body_as(ConsumerChange).max_receives)
     changed = get(call)
@@ -170,7 +173,7 @@ def change(call: Call) -> Consumer:
 
 
 def delete(call: Call) -> None:
-    """Delete a consumer and its leases. Dead letters stay unchanged."""
+    """Delete a consumer and its leases. Dead letters stay unchanged. Raise Refused as `existing_consumer` does."""
     before, customer_id = existing_consumer(call), customer_of(call)
     consumers.delete(call.connection, customer_id, before.name)
     request_audit.write(call, "delete", "consumer", before.name, customer_id=customer_id, before=_fields(before))
@@ -182,9 +185,8 @@ def seek(call: Call) -> Consumer:
     Afterwards, polls lease the dead letters after the place, also parked ones. Parked dead letters up to the place stay parked.
     Polls do not lease the other dead letters up to the place, not even those without an ack.
 
-    Raise Refused with 404 if there is no such consumer. Raise it with 422 if the request does not name exactly one place, or if
-    the request names no `customer` with an operator's key, or another customer with a customer's key. Raise RegistrationError
-    for an invalid cursor.
+    Raise Refused with 404 if there is no such consumer. Raise it with 422 if the request does not name exactly one place,
+    and as `existing_consumer` does. Raise RegistrationError for an invalid cursor.
     """
     before, customer_id = existing_consumer(call), customer_of(call)
     after = _position(call, customer_id, call.body_as(SeekTarget))
@@ -232,7 +234,7 @@ def shown(connection: connect.Connection, customer_id: str, states: list[consume
 
 
 def _fields(state: consumers.ConsumerState) -> dict[str, Any]:
-    """Return the fields of a consumer without its counts."""
+    """Return the fields of a consumer without those that `shown` counts."""
     return {
         "name": state.name,
         "endpoint": state.selection.endpoint_id,

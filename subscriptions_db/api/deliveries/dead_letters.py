@@ -143,8 +143,12 @@ def customer_of(call: Call) -> str:
 
 
 def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
-    """Convert the search criteria of a request to those of the archive."""
-    fields = asked.model_dump(include=set(DeadLetterTextQuery.model_fields))
+    """Convert the search criteria of a request to those of the archive.
+
+    Other fields of the request are left out, also if a criterion has the name: `since` of a new consumer is where it begins.
+    """
+    criteria = next(model for model in (DeadLetterTextQuery, DeadLetterTimeQuery, DeadLetterQuery) if isinstance(asked, model))
+    fields = asked.model_dump(include=set(criteria.model_fields))
     renamed = {"endpoint_id": fields.pop("endpoint"), "tenant_id": fields.pop("tenant"), "text": fields.pop("q", None)}
     return DeadLetterSearch(**renamed, **fields)
 
@@ -197,7 +201,8 @@ def list_(call: Call) -> DeadLetters | LongPoll:
     """Return a page of the waiting dead letters that match the request.
 
     Return a long poll instead if the request has `wait_s`, the page is empty, and its `has_more` is False. Raise Refused with
-    403 if the request has `expand` or `url`, and the scope of its key reads no endpoints.
+    403 if the request has `expand` or `url`, and the scope of its key reads no endpoints, and with 422 as `existing_letter`
+    does. Raise RegistrationError for an invalid cursor.
     """
     wanted, customer_id = call.query_as(DeadLetterPageQuery), customer_of(call)
     asked, (place, is_backwards) = text_selection(call, wanted), archive_positions.letter_start(wanted.cursor)

@@ -23,7 +23,7 @@ from subscriptions_db.archive.search.deliveries import DeliveryStatus
 
 
 class DeliveryQuery(record_pages.RecordQuery, expansion.ExpandQuery):
-    """Search criteria for the deliveries of one customer. An omitted criterion matches everything."""
+    """The customer, the page and the criteria of a search for deliveries. An omitted criterion matches everything."""
 
     q: Text | None = None
     """Only deliveries with this text in the event type or an id of event, delivery or subscription, in upper or lower case."""

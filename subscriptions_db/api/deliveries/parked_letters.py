@@ -97,7 +97,7 @@ def unpark(call: Call) -> UnparkedDeadLetters:
     * 409: nothing was unparked, because the consumer has leased the maximum of dead letters without an ack. Parked ones do
       not count.
     * 422: the request does not name the dead letters in exactly one way.
-    * 422: the request names no `customer` with an operator's key, or another customer with a customer's key.
+    * 422: a request with an operator's key names no `customer`, or one with a customer's key names another customer.
     """
     wanted, customer_id, name = call.body_as(UnparkRequest), customer_of(call), consumer_routes.existing_consumer(call).name
     if wanted.letters is None and not wanted.everything:

@@ -127,7 +127,7 @@ def resend(call: Call) -> Replay:
     * 404: there is no such attempt, or its endpoint is deleted.
     * 409: the attempt sent a batch, its event has no known place in Kafka, the delivery is being resent already, or the
       customer has MAX_UNFINISHED unfinished replays.
-    * 422: the request names no `customer` with an operator's key, or another customer with a customer's key.
+    * 422: a request with an operator's key names no `customer`, or one with a customer's key names another customer.
     * 429: the customer's quota of dead letters is used up. An operator's key gets no 429.
     """
     customer_id = dead_letters.customer_of(call)
@@ -205,7 +205,7 @@ def cancel(call: Call) -> Replay:
 
     * 404: there is no such replay.
     * 409: the replay is done, failed or cancelled.
-    * 422: the request names no `customer` with an operator's key, or another customer with a customer's key.
+    * 422: a request with an operator's key names no `customer`, or one with a customer's key names another customer.
     """
     before = _found(call)
     if not requests.cancel(call.connection, before.customer_id, before.replay_id, now=dt.datetime.now(dt.UTC)):

@@ -132,8 +132,8 @@ def of_customer(call: Call) -> Statistics:
 
     * 403: the key is limited to endpoints. Row-level security hides the sum over all endpoints, and the sum over the key's
       endpoints is not stored.
-    * 422: the time range is not allowed, the request names no customer with an operator's key, or another customer with a
-      customer's key.
+    * 422: the time range is not allowed.
+    * 422: a request with an operator's key names no customer, or one with a customer's key names another customer.
     """
     if call.principal.endpoints is not None:
         raise problems.Refused(

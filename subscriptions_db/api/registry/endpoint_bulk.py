@@ -125,7 +125,7 @@ def change(call: Call) -> ChangedEndpoints:
 
     * 403: a key of scope `write_only` asks for more than it may read (see `_require_shown`).
     * 422: the request does not name the endpoints in exactly one way.
-    * 422: the request names no customer with an operator's key, or another customer with a customer's key.
+    * 422: a request with an operator's key names no customer, or one with a customer's key names another customer.
     * 422: the request has `rotation` with another action than `rotate_secret`, or a list's `previous_cursor` as `cursor`.
     """
     wanted = call.body_as(EndpointsToChange)
@@ -174,7 +174,8 @@ def _require_shown(call: Call, wanted: EndpointsToChange) -> None:
     if call.principal.scope is not Scope.WRITE_ONLY:
         return
     if wanted.action is BulkAction.ROTATE_SECRET:
-        raise problems.Refused(403, "a key with scope write_only sees no secret and rotates none: use another key")
+        refusal = "a key with scope write_only reads no secret, so none was rotated: use scope registrar or customer_admin"
+        raise problems.Refused(403, refusal)
     if wanted.endpoints is None or wanted.dry_run:
         problem = (
             "a key with scope write_only reads nothing, and q, status, metadata, everything and dry_run read the registry: "

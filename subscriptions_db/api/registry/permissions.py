@@ -76,9 +76,10 @@ def _concluded(
 def permit(call: Call) -> PermitResult:
     """Record the permission that a receiver gives at the callback URL.
 
-    Only the first answer to a question counts; a repeat returns the recorded permission. Raise Refused with 404 if there is no
-    such question, or if it can no longer be answered. Raise RegistrationError if the header `WebHook-Allowed-Rate` is
-    malformed.
+    Only the first answer to a question counts; a repeat returns the recorded permission. If the permission was forgotten since,
+    because the endpoint's URL was changed and changed back, a repeat records a permission again. Raise Refused with 404 if
+    there is no such question, or if it can no longer be answered. Raise RegistrationError if the header `WebHook-Allowed-Rate`
+    is malformed.
     """
     endpoint_id, token = call.path["endpoint_id"], receiver_permission.digest(call.path["token"])
     per_minute = None if call.header is None else handshake.per_minute(call.header)

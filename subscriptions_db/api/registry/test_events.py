@@ -184,7 +184,7 @@ async def open_sender(
 
 
 def send(call: Call) -> PendingSend:
-    """Build a test event for an endpoint, whatever its status. Later, the audit entry is written, and the test event is sent.
+    """Build a test event, whatever the endpoint's status. `TestEventSender.send` sends it once the audit entry is written.
 
     Raise RegistrationError if the catalogue's example of the type cannot be sent. Raise Refused:
 

@@ -39,6 +39,8 @@ MAX_UNKNOWN_TOKENS_PER_S = 200.0
 """Tokens a second that this process verifies, all together. A verification takes 0.1 ms of CPU, and an attacker can send any
 number of invented tokens. A token that is still cached (oidc/tokens.py) does not count."""
 BEARER = "bearer "
+MALFORMED_KEY = "the text after Bearer does not have the form of a key: send the whole key, as it was shown (fk_…)"
+"""Detail of the answer 401 to such a text, if no provider of tokens is set."""
 BYTES_PER_REQUEST = 4096
 """Bytes of a body that count as one further request in the rate of a key. A change of a subscription with a body of 400 kB and
 30,000 tenants takes Postgres 1.7 s, and one with a small body some milliseconds."""
@@ -237,7 +239,7 @@ class Admission:
         if key_id is None and text and self._tokens is not None:
             return self._tokens.known(text) or await self._of_unknown_token(text, self._tokens)
         if key_id is None:
-            raise _unauthenticated("send the header Authorization: Bearer fk_…")
+            raise _unauthenticated(MALFORMED_KEY if text else "send the header Authorization: Bearer fk_…")
         digest = hashlib.sha256(text.encode()).digest()
         known = self._known.get(digest)
         if known is None:
@@ -266,12 +268,14 @@ class Admission:
             cost,
         )
 
-    def charge_body(self, key_id: str, size: int) -> None:
+    def charge_body(self, key_id: str, size: int, *, charged: int = 0) -> None:
         """Let an admitted request of a key count as one further request for each BYTES_PER_REQUEST of its body.
 
-        `size` is the number of bytes. The request is not refused: later requests of the key get 429 until its rate covers all.
+        `size` is the number of bytes, of which the first `charged` bytes are counted already. The request is not refused: later
+        requests of the key get 429 until its rate covers all.
         """
-        if further := size // BYTES_PER_REQUEST:
+        further = size // BYTES_PER_REQUEST - charged // BYTES_PER_REQUEST
+        if further > 0:
             self._pace(key_id).consume(self._clock(), further)
 
     def charge(self, key_id: str) -> EventCharge:

@@ -38,6 +38,7 @@ from subscriptions_db.api.server import (
     key_use,
     long_polls,
     publish_handler,
+    request_bodies,
     route_table,
     snapshot_feed,
     transactions,
@@ -51,6 +52,8 @@ log = logging.getLogger(__name__)
 
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 BYTES = "application/octet-stream"
+HEALTH = "/healthz"
+"""The path of the liveness probe. It is answered however many requests are in flight: a restart would help none of them."""
 TOO_LONG = "the request exceeded api.request_timeout_s and may be executed: try again, with the same Idempotency-Key and ids"
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
@@ -99,8 +102,12 @@ class Api:
             cache_s=bounds.key_cache_s,
         )
         self._publishing = publish_handler.Publishing(
-            config, self._admission, lambda *counted: self._threads.run(functools.partial(opened.add_published, *counted))
+            config,
+            self._admission,
+            lambda *counted: self._threads.run(functools.partial(opened.add_published, *counted)),
+            self._threads.place,
         )
+        self._bodies = request_bodies.BodyReader(self._threads.place, self._admission, config.api.max_body_bytes)
         by_key, outside = self._admission.authenticate, self._outside_in_flight
         self._polls = long_polls.LongPolls(config.api, self._handle, by_key, outside, every_s=bounds.poll_every_s)
         self._followers = snapshot_feed.SnapshotFeed(config.api, opened, self._threads.run, by_key, outside)
@@ -118,7 +125,7 @@ class Api:
         pages = {"": problem_pages.html_list()} | {f"/{code}": problem_pages.html_page(code) for code in problem_types.TYPES}
         for below, page in pages.items():
             _add(app, "GET", problem_types.PATH + below, functools.partial(_static, page, content_type="text/html"))
-        _add(app, "GET", "/healthz", functools.partial(_static, b'{"ok":true}'))
+        _add(app, "GET", HEALTH, functools.partial(_static, b'{"ok":true}'))
         _add(app, "GET", "/readyz", self._ready)
         app.on_response_prepare.append(_set_headers)
         app.on_shutdown.extend((self._polls.end, self._followers.end))
@@ -135,8 +142,7 @@ class Api:
 
     async def _answer(self, route: Route, request: web.Request) -> web.Response:
         principal = await self._admitted(route, request)
-        body = await _body(request) if route.body else b""
-        self._admission.charge_body(principal.key_id, len(body))
+        body = await self._bodies.json(request, principal) if route.body else b""
         in_thread = functools.partial(self._threads.run, customer_id=principal.customer_id)
         asked = handler.ApiRequest(
             principal=principal,
@@ -236,7 +242,8 @@ class Api:
         request[DEPRECATIONS] = route_table.deprecations(request.method, resource.canonical) if resource else set()
         try:
             async with asyncio.timeout(self._config.request_timeout_s) as request[long_polls.TIMEOUT]:
-                response = await (handler if self._in_flight <= self._config.max_waiting else _full)(request)
+                has_room = self._in_flight <= self._config.max_waiting or request.path == HEALTH
+                response = await (handler if has_room else _full)(request)
         except problems.Refused as exc:
             self._causes.write(exc, request_id)
             response = self._problem(exc, request_id)
@@ -338,14 +345,6 @@ async def _static(document: bytes, _: web.Request, content_type: str = "applicat
 
 async def _full(_: web.Request) -> web.StreamResponse:
     raise problems.unavailable("too many requests are in flight: try again")
-
-
-async def _body(request: web.Request) -> bytes:
-    kind = request.content_type
-    if request.body_exists and kind != "application/json" and not kind.endswith("+json"):
-        refusal = "the body's content type is missing, or is not taken here: send content-type application/json"
-        raise problems.Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, refusal)
-    return await request.read() or b"{}"
 
 
 def _path(route: Route, request: web.Request) -> dict[str, str]:

@@ -222,9 +222,10 @@ def _with_any_bytes(header: str) -> str:
 def _claim(connection: connect.Connection, route: Route, request: ApiRequest) -> ApiAnswer | None:
     """Claim the idempotency key for this request; return the stored answer if an equal earlier request claimed it.
 
-    Return None if this request has claimed the key. Wait while another request with the key is in flight. Raise Refused with
-    422 if a different request claimed it. A claim older than a day does not count. The request that claims a key also deletes
-    old answers, as far as its principal may see them.
+    Return None if this request has claimed the key. Wait while another request with the key is in flight; after a second, the
+    lock timeout, `RequestHandler.answer` refuses the request with 503. Raise Refused with 422 if a different request claimed
+    the key. A claim older than a day does not count. The request that claims a key also deletes old answers, as far as its
+    principal may see them.
     """
     wanted = _row(request) | {"request_digest": request.digest(route)}
     if connection.execute(query("claim_idempotency_key"), wanted).fetchone() is not None:

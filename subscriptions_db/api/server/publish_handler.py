@@ -29,7 +29,7 @@ from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.publishing import bodies, checks, daily_quotas, known_topics, producer, tenant_rates
 from subscriptions_db.api.publishing.publish_route import PublishQuery
-from subscriptions_db.api.server import admission
+from subscriptions_db.api.server import admission, request_bodies
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +75,15 @@ class Publishing:
         config: settings.Settings,
         admitted: admission.Admission,
         write: daily_quotas.Write,
+        place: request_bodies.Place,
         *,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        """`write` adds published events to the counts of all processes. Bodies in progress have at most `max_bytes` in sum."""
+        """`write` adds published events to the counts of all processes. Each request occupies a `place` of its key.
+
+        Bodies in progress have at most `max_bytes` in sum.
+        """
+        self._place = place
         self._max_bytes = max_bytes
         self._admission = admitted
         self._is_on = config.api.publishing
@@ -111,7 +116,8 @@ class Publishing:
         """Return the answer (a PublishedEvents as a dictionary) when Kafka has confirmed all events of the request.
 
         Raise Refused if publishing is off, if the request is not admitted or not valid, or if a quota, a rate or the maximum of
-        bytes is reached. Also raise it if Kafka does not list its topics, or does not confirm all events.
+        bytes or of waiting requests is reached. Also raise it if Kafka does not list its topics, or does not confirm all
+        events. aiohttp raises HTTPRequestEntityTooLarge for a body that is too large.
 
         Add the deprecations of the request's parameters to `deprecations`.
         """
@@ -125,7 +131,7 @@ class Publishing:
             topic = PublishQuery.model_validate(dict(query), context=deprecations).topic
         except pydantic.ValidationError as exc:
             raise problems.from_validation(exc, PublishQuery) from None
-        with self._room(request, principal.key_id):
+        with self._place(principal.customer_id or principal.key_id), self._room(request, principal.key_id):
             events = await self._checked(request, topic, self._admission.charge(principal.key_id))
             checks.require_tenants(events, principal.tenants, self._rules)
             try:
@@ -168,7 +174,7 @@ class Publishing:
     async def _checked(
         self, request: web.Request, topic: str | None, charge: admission.EventCharge
     ) -> list[checks.Publication]:
-        """Return the events of a request; raise Refused if one is wrong, and with 408 if the body is slow.
+        """Return the events of a request; raise Refused if one is wrong, and as `_body` does.
 
         aiohttp raises HTTPRequestEntityTooLarge for a body that is too large. The announced size of the body is charged at
         once. A larger real size raises this charge when the body has arrived. A higher cost of the checks raises the charge
@@ -215,9 +221,10 @@ class Publishing:
                 del self._bytes[key_id]
 
     async def _body(self, request: web.Request) -> bytes:
+        """Return the body of a request; raise Refused with 408 if it is slow, and with 400 as `request_bodies.read` does."""
         try:
             async with asyncio.timeout(self._body_s):
-                return await request.read()
+                return await request_bodies.read(request)
         except TimeoutError:
             detail = f"the body did not arrive in {self._body_s:g} s: send it faster, or in smaller parts"
             raise problems.Refused(408, detail) from None

@@ -116,11 +116,13 @@ def _require_ready(opened: transactions.Store) -> None:
     try:
         opened.require_ready()
     except (errors.RegistryUnavailable, errors.RegistryOutdated) as exc:
-        log.warning("the API starts, is not ready yet, and answers requests with 503 until this is repaired: %s", exc)
+        log.warning(
+            "the API starts, but is not ready: until this is repaired, /readyz answers 503, and requests may fail: %s", exc
+        )
 
 
 def _pause_reason(opened: transactions.Store) -> str | None:
-    """Return why no request can be answered now, for the readiness probe; None if requests can be answered."""
+    """Return why the API is not ready, for the readiness probe; None if it is ready."""
     try:
         opened.require_ready()
     except errors.FanoutError as exc:

@@ -52,6 +52,9 @@ class Store:
             min_size=0,
             max_size=config.api.max_connections,
             timeout=wait_s,
+            # The pool tries after 1, 2, 4 … s until this time is over. The next request then begins with a try at once. With
+            # psycopg's 5 min, requests failed after an outage for up to as long as it had lasted.
+            reconnect_timeout=wait_s / 2,
             open=False,
             check=_check,
             kwargs=options | {"row_factory": dict_row},

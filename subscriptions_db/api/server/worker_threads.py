@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 from subscriptions_db.api.contract import problems
 
 MAX_WAITING_SHARE = 0.5
-"""Share of `api.max_waiting` that the requests of one customer may take while they wait for a thread. The others are left for
-other customers."""
+"""Share of `api.max_waiting` that the requests of one customer may take while their bodies arrive, or while they wait for a
+thread. So may those of one key without a customer while their bodies arrive, and of one key that publishes until they are
+answered. The others are left for other customers and keys."""
 
 T = TypeVar("T")
 
@@ -27,7 +28,8 @@ class WorkerThreads:
     """The threads on which requests work: one for each connection to Postgres.
 
     The requests of one customer occupy all threads but one at most, so that they do not block the requests of other customers.
-    Further ones wait on the event loop, in the order in which they came.
+    If there is only one thread, they may occupy it. Further requests of the customer wait on the event loop, in the order in
+    which they came.
     """
 
     def __init__(self, count: int, *, max_waiting: int) -> None:
@@ -38,7 +40,7 @@ class WorkerThreads:
         self._free: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
         """Customer → the threads that its requests may still take. Only of customers with a request that waits or works."""
         self._waiting: collections.Counter[str] = collections.Counter()
-        """Customer → the number of its requests that wait."""
+        """Customer, or key without a customer → the number of its requests that wait."""
 
     async def run(self, work: Callable[[], T], customer_id: str | None = None) -> T:
         """Return the result of `work`, which runs on a thread. Raise Refused with 429 if too much work of the customer waits.
@@ -49,7 +51,7 @@ class WorkerThreads:
         if customer_id is None:
             return await asyncio.wrap_future(self._threads.submit(work))
         free = self._free.setdefault(customer_id, asyncio.Semaphore(self._threads_per_customer))
-        with self._place(customer_id):
+        with self.place(customer_id):
             await free.acquire()
         begun = self._threads.submit(work)
         begun.add_done_callback(functools.partial(_release, free, asyncio.get_running_loop()))
@@ -60,24 +62,30 @@ class WorkerThreads:
         self._threads.shutdown()
 
     @contextlib.contextmanager
-    def _place(self, customer_id: str) -> Iterator[None]:
-        """Occupy a place among the waiting requests of a customer. Raise Refused with 429 if there is none."""
-        if self._waiting[customer_id] >= self._max_waiting:
+    def place(self, owner_id: str) -> Iterator[None]:
+        """Occupy a place among the waiting requests of a customer, or of a key without a customer.
+
+        Raise Refused with 429 if there is none.
+        """
+        if self._waiting[owner_id] >= self._max_waiting:
             raise problems.Refused(
                 429,
-                f"{self._waiting[customer_id]} requests of the customer are waiting already: try again when some have ended",
+                f"{self._waiting[owner_id]} of your requests are waiting already: try again when some have ended",
                 headers={"retry-after": str(problems.RETRY_AFTER_S)},
             )
-        self._waiting[customer_id] += 1
+        self._waiting[owner_id] += 1
         try:
             yield
         finally:
-            self._waiting[customer_id] -= 1
-            if not self._waiting[customer_id]:
-                del self._waiting[customer_id]
+            self._waiting[owner_id] -= 1
+            if not self._waiting[owner_id]:
+                del self._waiting[owner_id]
 
 
 def _release(free: asyncio.Semaphore, loop: asyncio.AbstractEventLoop, _: concurrent.futures.Future[Any]) -> None:
-    """Give a thread back to the requests of its customer. Runs on this thread, after the work."""
+    """Give a thread back to the requests of its customer.
+
+    Runs on this thread after the work, or on the event loop if the work is cancelled before it begins.
+    """
     if not loop.is_closed():
         loop.call_soon_threadsafe(free.release)

@@ -34,7 +34,7 @@ def of_log(record: LogRecord, at: dt.datetime) -> CountsByHour:
 
     A skipped delivery counts at the time of its record, `at`. A postponed delivery does not count, because it waits. A resend
     that brought an attempt forward does not count either. `of_dead_letter` counts dead letters. Raise RecordUnreadable if the
-    registry cannot have an id of the record.
+    registry cannot have the record's customer id or endpoint id.
     """
     customer_id, endpoint_id = archived_rows.registry_id(record.customer_id), archived_rows.registry_id(record.endpoint_id)
     found: dict[int, HourCounts] = {}

@@ -193,8 +193,8 @@ def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[En
 
     A signal changes nothing if the `disabled` event for its `since` was made already. Less than `quiet_s` seconds after
     another `disabled` event of the endpoint, no report is made. `outbox.record_due` repeats the signal until the report is
-    made, at most until it has been due for `outbox.LATE_S` seconds. A failing endpoint stays failing, with its failures, until
-    the report, because a `recovered` or `disabled` event must follow each `failing` event.
+    made, or has been due for `outbox.LATE_S` seconds. A failing endpoint stays failing, with its failures, until the report,
+    because a `recovered` or `disabled` event must follow each `failing` event.
     """
     since = signal.since or signal.at
     if known.disabled_at == since:

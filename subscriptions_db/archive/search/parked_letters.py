@@ -86,8 +86,9 @@ def unpark(
     now: dt.datetime,
     max_unacknowledged: int = consumers.MAX_UNACKNOWLEDGED,
 ) -> Unparked:
-    """Give parked dead letters back to their consumer: those at `positions`, or all for None. Return their positions.
+    """Give parked dead letters back to their consumer: those at `positions`, or all for None.
 
+    Return their positions, and whether more of them are still parked.
     The number of leases of each begins at zero again. Positions that are not parked are ignored. One call unparks at most
     MAX_UNPARKED. It unparks fewer if the consumer would have more than `max_unacknowledged` dead letters without an ack. Raise
     RegistrationError if the consumer does not exist.

@@ -1,5 +1,7 @@
 """Every change over the HTTP API has an audit entry with the API key. A new route must be added to this file."""
 
+import tracemalloc
+
 import pytest
 
 from subscriptions_db.api.contract import cursors
@@ -148,6 +150,35 @@ def test_a_total_counts_the_newest_audit_entries_only(other, rare):
     page = other.get("/v1/audit-log?q=rare-&total=true").json
     older = 4 * audit_log.MAX_LOOKED_AT - audit_log.MAX_COUNTED
     assert (page["total"], page["is_total_exact"]) == (sum(number > older for number in rare), False)
+
+
+LARGE = """
+insert into audit_log (key_id, customer_id, action, entity, entity_id, after)
+select 'fk_large', 'other', 'update', 'thing', 'large-' || n, jsonb_build_object('a', repeat('x', 1000000))
+from generate_series(1, 40) n
+"""
+
+
+@pytest.fixture
+def _large(served):
+    with served.registry() as opened:
+        opened.execute(LARGE)
+        yield
+        opened.execute("delete from audit_log where key_id = 'fk_large'")
+
+
+@pytest.mark.usefixtures("_large")
+def test_a_page_of_large_audit_entries_takes_little_memory(other):
+    """Regression: the API read all entries of a page, and only then cut the page to 1 MiB."""
+    tracemalloc.start()
+    try:
+        page = other.get("/v1/audit-log?q=large-&limit=200").json
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000  # bytes; the entries have twice as many
+    finally:
+        tracemalloc.stop()
+    assert [entry["entity_id"] for entry in page["items"]] == ["large-40"]
+    following = other.get(f"/v1/audit-log?q=large-&limit=200&cursor={page['next_cursor']}").json
+    assert [entry["entity_id"] for entry in following["items"]] == ["large-39"]
 
 
 @pytest.mark.usefixtures("noted")

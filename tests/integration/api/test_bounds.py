@@ -334,6 +334,17 @@ def test_the_api_answers_503_while_postgres_is_away(own_postgres, caplog):
         assert served.client(None).get("/readyz").status == 200
 
 
+def test_the_first_request_after_an_outage_of_postgres_is_answered(own_postgres):
+    """Regression: the pause between two tries to connect doubled, so the API answered 503 for as long again as the outage."""
+    with world.served(own_postgres) as served:
+        acme = served.client(served.keys["acme"])
+        assert acme.get("/v1/endpoints").status == 200
+        own_postgres.kill()
+        assert {acme.get("/v1/endpoints").status for _ in range(5)} == {503}  # 10 s, as each waits for a connection
+        own_postgres.start()
+        assert acme.get("/v1/endpoints").status == 200
+
+
 def test_a_broken_idle_connection_is_replaced_before_use(postgres):
     with world.served(postgres) as served, served.registry() as opened:
         acme = served.client(served.keys["acme"])

@@ -47,6 +47,21 @@ def test_an_expired_key_is_refused(served):
     assert status_of(served, made(served, expires_at=now + dt.timedelta(hours=1))) == 200
 
 
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ("Bearer fk_shortened", "the text after Bearer does not have the form of a key: send the whole key"),
+        ("Bearer ", "send the header Authorization: Bearer fk_"),
+        ("Basic YTpi", "send the header Authorization: Bearer fk_"),
+    ],
+)
+def test_a_malformed_key_is_not_taken_for_a_missing_one(served, sent, said):
+    """Regression: the answer to a shortened key asked for the header that the request had."""
+    refused = served.client(None).get("/v1/endpoints", authorization=sent)
+    assert refused.status == 401
+    assert refused.json["detail"].startswith(said)
+
+
 def test_answers_to_a_key_that_expires_soon_say_when(served):
     now = dt.datetime.now(dt.UTC)
     ends = now + dt.timedelta(days=13)

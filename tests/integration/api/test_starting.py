@@ -97,6 +97,16 @@ def test_the_api_starts_before_the_first_migration_of_a_server(own_postgres):
         assert next(answer.status for answer in (client.get("/readyz") for _ in range(50)) if answer.status == 200) == 200
 
 
+def test_a_request_before_a_migration_that_adds_a_column_gets_503(own_postgres):
+    """Regression: the answer was 500, and the log had a traceback, not the advice to migrate."""
+    with world.served(own_postgres) as served, served.registry() as opened:
+        acme = served.client(served.keys["acme"])
+        assert acme.get("/v1/endpoints").status == 200
+        opened.execute("alter table endpoints rename column description to not_yet_described")
+        answer = acme.get("/v1/endpoints")
+        assert (answer.status, "retry-after" in answer.headers) == (503, True)
+
+
 def test_the_api_works_without_the_owners_login(served):
     """Regression: the chart gave API pods the login that owns the tables. `fanout serve` needs its own login only."""
     nowhere = settings.DatabaseSettings(url="postgresql://owner@127.0.0.1:1/none")

@@ -199,6 +199,35 @@ def test_a_callback_before_the_reply_permits_deliveries(acme, served, receiver, 
     assert as_read(served, made)[0] is EndpointStatus.ACTIVE
 
 
+def forget_permission(client, receiver, endpoint):
+    """Change the endpoint's URL, and change it back."""
+    for url in (f"{receiver.url}&moved", receiver.url):
+        assert client.patch(path(endpoint), {"url": url}).json["awaits_permission"]
+
+
+def test_a_repeated_callback_permits_again_what_was_forgotten(acme, served, receiver, made):
+    """Regression: the receiver got `permitted`, but the API recorded nothing, so its deliveries waited for ever."""
+    validated(acme, made)
+    nobody = served.client(None)
+    assert nobody.post(callback(receiver)).status == 200
+    forget_permission(acme, receiver, made)
+    again = nobody.post(callback(receiver), WebHook_Allowed_Rate="90")
+    assert (again.status, again.json) == (200, {"state": "permitted", "permitted_per_minute": 90})
+    assert as_read(served, made) == (EndpointStatus.ACTIVE, 1.5, ORIGIN)  # 90 / 60
+
+
+def test_a_reply_after_a_forgotten_permission_is_no_permission(acme, served, receiver, made):
+    """Regression: the state was `permitted`, because the receiver had used the callback, but the endpoint had no permission."""
+
+    def call_back_and_forget(headers):
+        assert served.client(None).get(headers["webhook-request-callback"].removeprefix(PUBLIC)).status == 200
+        forget_permission(acme, receiver, made)
+
+    receiver.before_answering = call_back_and_forget
+    assert validated(acme, made)["state"] == "asked"
+    assert as_read(served, made) == WAITING
+
+
 def test_a_callback_with_an_invalid_rate_may_be_repeated(acme, served, receiver, made):
     validated(acme, made)
     nobody = served.client(None)

@@ -44,7 +44,7 @@ def test_the_secret_of_its_endpoint_is_rotated_by_another_key(writer, acme):
     path = writer.post("/v1/endpoints", {"url": "https://hooks.example.com/"}).headers["location"]
     assert writer.post(f"{path}/rotate-secret", {}).status == 403
     bulk = writer.post("/v1/endpoints/bulk", {"action": "rotate_secret", "endpoints": [path.rpartition("/")[2]]})
-    assert (bulk.status, "sees no secret" in bulk.json["detail"]) == (403, True)
+    assert (bulk.status, "reads no secret" in bulk.json["detail"]) == (403, True)
     assert acme.post(f"{path}/rotate-secret", {}).json["secret"].startswith("whsec_")
 
 

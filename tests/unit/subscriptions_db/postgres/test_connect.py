@@ -20,6 +20,8 @@ from subscriptions_db.postgres import connect
         (psycopg.errors.UntranslatableCharacter, errors.RegistrationError),
         (psycopg.DataError, errors.RegistrationError),
         (psycopg.errors.UndefinedTable, errors.RegistryOutdated),
+        (psycopg.errors.UndefinedColumn, errors.RegistryOutdated),
+        (psycopg.errors.UndefinedFunction, errors.RegistryOutdated),
         (psycopg.errors.SerializationFailure, errors.RegistryUnavailable),
         (psycopg.errors.DeadlockDetected, errors.RegistryUnavailable),
         (psycopg.errors.ReadOnlySqlTransaction, errors.RegistryUnavailable),

@@ -183,7 +183,8 @@ def test_a_large_body_counts_as_many_requests():
     key_id = admit(admitted).key_id
     admitted.charge_body(key_id, admission.BYTES_PER_REQUEST - 1)
     assert admit(admitted).key_id == key_id
-    admitted.charge_body(key_id, 100 * admission.BYTES_PER_REQUEST)
+    admitted.charge_body(key_id, 60 * admission.BYTES_PER_REQUEST)
+    admitted.charge_body(key_id, 100 * admission.BYTES_PER_REQUEST, charged=60 * admission.BYTES_PER_REQUEST)
     assert admit(admitted) == 429
     clock.now += (100 + 2 - 19) / 80  # of 102 requests, 20 may come at once, and the rest at 80 a second
     assert admit(admitted).key_id == key_id

@@ -19,7 +19,7 @@ from tests.support.fakes import Clock
 @pytest.fixture
 def publisher():
     config = settings.Settings.model_validate({"api": {"max_body_bytes": 6000}})
-    made = publish_handler.Publishing(config, None, None, max_bytes=10_000)
+    made = publish_handler.Publishing(config, None, None, None, max_bytes=10_000)
     yield made
     made.close()
 
@@ -106,7 +106,8 @@ def test_large_bodies_are_checked_beside_the_event_loop_and_refused_ones_count(p
 @pytest.fixture
 def of_tenants():
     """Return a publisher with 15 events a second for each tenant, of which 3 may come at once."""
-    made = publish_handler.Publishing(settings.Settings.model_validate({"api": {"max_tenant_events_per_s": 15}}), None, None)
+    config = settings.Settings.model_validate({"api": {"max_tenant_events_per_s": 15}})
+    made = publish_handler.Publishing(config, None, None, None)
     made._tenants = tenant_rates.TenantRates(15, admission.BURST_SHARE, Clock())
     yield made
     made.close()
