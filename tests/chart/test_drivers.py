@@ -5,6 +5,7 @@ import tomllib
 import pytest
 
 from delivery.config import settings
+from delivery.stages.realtime import slots
 from tests.chart import rendering
 
 
@@ -52,6 +53,55 @@ def test_executors_that_scale_begin_with_the_fewest():
     assert written["scaling"] == {"min_executors": 2, "max_executors": 12}
     assert written["spark"]["conf"]["spark.executor.instances"] == "2"
     assert written["spark"]["parallelism"] == 4
+
+
+def spark_with(lanes, executors, spark=None):
+    """The area `spark` of a driver that has these lanes and executors, where a pattern for lane realtime is set."""
+    config = {"source": {"realtime_pattern": r"events\.fast\..+"}, "spark": spark or {}}
+    drivers = {"all": {"lanes": lanes, "executors": rendering.EACH | executors}}
+    documents = rendering.rendered({"secrets": rendering.SECRETS, "config": config, "drivers": drivers})
+    return tomllib.loads(rendering.settings_of(documents, "here-fanout-all"))["spark"]
+
+
+@pytest.mark.parametrize(
+    ("lanes", "executors", "spark", "tasks"),
+    [
+        (["direct", "batch", "realtime"], {"count": 3}, {}, 3),  # of 6 cores
+        (["direct", "realtime"], {"count": 1}, {}, 1),
+        (["direct", "realtime"], {"autoscaling": {"min": 2, "max": 12}}, {}, 2),
+        (["direct", "realtime"], {"count": 3}, {"parallelism": 5}, 5),
+        (["realtime"], {"count": 3}, {}, 6),
+        (["direct", "batch"], {"count": 3}, {}, 6),
+    ],
+)
+def test_other_lanes_leave_cores_to_lane_realtime(lanes, executors, spark, tasks):
+    """Regression: they had all cores of any number of executors, so a driver with both never started."""
+    assert spark_with(lanes, executors, spark)["parallelism"] == tasks
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7])
+def test_as_many_cores_as_the_refusal_names_are_enough(partitions):
+    """Regression: the message asked for more executor cores, and the chart gave each of them to the other lanes."""
+    topics = {"events.fast.orders": partitions}
+    refused = slots.refusal(topics, slots=1, for_others=1)
+    assert f"give drivers.NAME.executors at least {2 * partitions} cores in all at the start" in refused
+    tasks = spark_with(["direct", "realtime"], {"count": partitions, "cores": 2})["parallelism"]
+    assert slots.refusal(topics, slots=2 * partitions, for_others=tasks) is None
+
+
+@pytest.mark.parametrize(("executors", "most"), [({"count": 1}, 10), ({"autoscaling": {"min": 2, "max": 12}}, 120)])
+def test_only_failures_of_the_last_hour_end_a_driver(executors, most):
+    """Regression: Spark ended a driver of one executor at the fourth eviction, however many months lay between them."""
+    conf = spark_with(["direct"], executors)["conf"]
+    assert conf["spark.executor.failuresValidityInterval"] == "1h"
+    assert conf["spark.executor.maxNumFailures"] == str(most)
+
+
+def test_an_executor_has_60_seconds_to_end():
+    """Regression: Spark replaced the template's 60 s by 30 s, its own default."""
+    conf = spark_with(["direct"], {"count": 1})["conf"]
+    assert conf["spark.kubernetes.executor.terminationGracePeriodSeconds"] == "60s"
+    assert "terminationGracePeriodSeconds" not in rendering.executor_template(rendering.EXECUTORS)["spec"]
 
 
 def test_a_driver_with_executors_shares_its_checkpoint_with_them():

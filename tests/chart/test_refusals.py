@@ -17,6 +17,16 @@ def with_executors(**fields):
     return {"drivers": {"all": {"executors": rendering.EACH | fields}}}
 
 
+def with_realtime_beside(executors, **spark):
+    """Lane realtime with its pattern and another lane in one driver, which has executors."""
+    config = {"source": {"realtime_pattern": r"events\.fast\..+"}, "spark": spark}
+    return {"config": config, "drivers": {"all": {"lanes": ["direct", "realtime"], "executors": rendering.EACH | executors}}}
+
+
+def with_policy(**fields):
+    return {"networkPolicy": rendering.EVERYTHING["networkPolicy"] | fields}
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -38,6 +48,11 @@ def with_executors(**fields):
             "networkPolicy.schemaRegistry is required",
         ),
         (rendering.EXECUTORS | {"networkPolicy": rendering.EVERYTHING["networkPolicy"]}, "networkPolicy.apiServer is required"),
+        (with_policy() | {"config": {"delivery": {"allow_ports": [443, 9443]}}}, "config.delivery.allow_ports has port 9443"),
+        (with_policy(ports=[80]) | {"config": {"delivery": {"allow_ports": [443]}}}, "Add it to networkPolicy.ports, or "),
+        (with_realtime_beside({"count": 1, "cores": 1}), "drivers.all.executors have one core at the start"),
+        (with_realtime_beside({"count": 2}, parallelism=4), "config.spark.parallelism leaves lane realtime no core: it is 4"),
+        (with_realtime_beside({"autoscaling": {"min": 1, "max": 9}}, parallelism=3), "drivers.all.executors have 2 cores at"),
         (with_executors(count=0), "/drivers/all/executors/count"),
         (with_executors(), "/drivers/all/executors"),
         (with_executors(count=2, autoscaling={"min": 1, "max": 2}), "/drivers/all/executors"),

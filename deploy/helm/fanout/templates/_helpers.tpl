@@ -34,10 +34,25 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}{{ else }}{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}{{ end -}}
 {{- end }}
 
-{{/* Settings of the area `spark` that run executors in their own pods, for one driver. */}}
+{{/* "yes" if lane realtime shares a driver with other lanes; else empty. Without its pattern the lane does not run. */}}
+{{- define "fanout.sharesWithRealtime" -}}
+{{- if and (dig "source" "realtime_pattern" "" .root.Values.config) (has "realtime" .lanes) (gt (len .lanes) 1) }}yes{{ end -}}
+{{- end }}
+
+{{/*
+Settings of the area `spark` that run executors in their own pods, for one driver.
+Each partition of lane realtime occupies a core, so other lanes in its driver get half of the cores.
+Spark gives an executor 30 s to end, whatever the template of its pod says, unless terminationGracePeriodSeconds is set.
+Spark ends the driver after more than 3 failures, or more than 2 for each executor, in the job's whole life. Over months,
+evictions alone reach that. Only failures of the last hour count here, and ten for each executor are permitted: more mean that
+executors cannot run at all.
+*/}}
 {{- define "fanout.executorSettings" -}}
 {{- $executors := .executors -}}
 {{- $atFirst := $executors.count | default (dig "autoscaling" "min" 0 $executors) -}}
+{{- $most := dig "autoscaling" "max" $atFirst $executors -}}
+{{- $tasks := mul $atFirst $executors.cores -}}
+{{- if include "fanout.sharesWithRealtime" . }}{{ $tasks = div $tasks 2 }}{{ end -}}
 {{- $conf := dict
   "spark.kubernetes.namespace" .root.Release.Namespace
   "spark.kubernetes.container.image" (include "fanout.image" .root)
@@ -46,6 +61,9 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
   "spark.kubernetes.executor.podTemplateFile" "/etc/fanout/executor.yaml"
   "spark.kubernetes.executor.disableConfigMap" "true"
   "spark.kubernetes.executor.request.cores" (toString $executors.requestCores)
+  "spark.kubernetes.executor.terminationGracePeriodSeconds" "60s"
+  "spark.executor.failuresValidityInterval" "1h"
+  "spark.executor.maxNumFailures" (mul 10 $most | toString)
   "spark.executor.instances" (toString $atFirst)
   "spark.executor.cores" (toString $executors.cores)
   "spark.executor.memory" $executors.heap
@@ -58,7 +76,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
   "spark.kubernetes.driver.service.deleteOnTermination" "false"
   "spark.kubernetes.driver.ownPersistentVolumeClaim" "false"
 -}}
-{{- $own := dict "spark" (dict "master" (printf "k8s://%s" .root.Values.apiServer) "parallelism" (mul $atFirst $executors.cores) "conf" $conf) -}}
+{{- $own := dict "spark" (dict "master" (printf "k8s://%s" .root.Values.apiServer) "parallelism" $tasks "conf" $conf) -}}
 {{- with $executors.autoscaling }}{{ $_ := set $own "scaling" (dict "min_executors" .min "max_executors" .max) }}{{ end -}}
 {{ toJson $own }}
 {{- end }}
@@ -66,7 +84,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{/* Settings of the area `spark` for one driver only: its executors, and its checkpoint on an object store. Empty: there are none. */}}
 {{- define "fanout.driverSettings" -}}
 {{- $own := dict -}}
-{{- with .driver.executors }}{{ $own = include "fanout.executorSettings" (dict "root" $.root "executors" .) | fromJson }}{{ end -}}
+{{- with .driver.executors }}{{ $own = include "fanout.executorSettings" (dict "root" $.root "executors" . "lanes" $.driver.lanes) | fromJson }}{{ end -}}
 {{- with .driver.checkpoint.url }}
 {{- $lease := printf "%s-%s" (include "fanout.name" $.root) $.name -}}
 {{- $own = mustMergeOverwrite $own (dict "spark" (dict "checkpoint" . "checkpoint_lease" $lease)) -}}
