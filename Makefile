@@ -65,7 +65,8 @@ $(VENV)/locked: requirements.lock
 	@touch $@
 
 $(VENV)/installed: $(VENV)/locked pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation --editable .
 	@touch $@
 
 # What the tests import when they are collected is compiled once. Otherwise up to five processes of pytest, which start together,

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import rich.console
 import rich.markup
+from confluent_kafka import KafkaException
 
 from delivery import errors
-from delivery.config import plan_builder, settings, topic_pattern
+from delivery.config import kafka_clients, plan_builder, settings, topic_pattern
 from delivery.registry_model import SignatureScheme
-from delivery.stages.kafka import topics
 from delivery.webhooks.http import guard, transport
 from delivery.webhooks.sending import handshake
 from fanout.terminal import times
@@ -121,8 +121,8 @@ def known_types(config: settings.Settings) -> frozenset[str]:
     client cannot be created from the settings.
     """
     try:
-        names = topics.names(config.kafka, timeout_s=KAFKA_TIMEOUT_S)
-    except (errors.KafkaUnavailable, errors.SettingsError):
+        names = kafka_clients.admin(config.kafka).list_topics(timeout=KAFKA_TIMEOUT_S).topics
+    except (KafkaException, errors.SettingsError):
         return frozenset()
     prefix = config.source.topic_prefix
     taken = (name for name in names if topic_pattern.matches(config.source.topic_pattern, name))
@@ -144,7 +144,7 @@ def apply_manifest(
 
 
 def delete_endpoints(config: settings.Settings, endpoint_ids: list[str]) -> None:
-    """Delete endpoints with their subscriptions, and write an audit entry for each. Ids without an endpoint are ignored."""
+    """Delete endpoints with their subscriptions; write an audit entry for each endpoint. Ids of no endpoint are ignored."""
     with connect.connect(config.database) as connection, connect.translated_errors():
         migrate.require_current(connection)
         with apply.exclusive(connection), connection.transaction():

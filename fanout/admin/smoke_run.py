@@ -233,7 +233,12 @@ class Arrivals:
     def receiving(self, host: str, port: int) -> receiver.Receiver:
         """Return a receiver that reports its requests to this object. Entering its context opens it."""
         return receiver.Receiver(
-            secrets_of=lambda _: [self.secret], on_received=self._add, verify=receiver.is_signed_by_hmac, host=host, port=port
+            secrets_of=lambda _: [self.secret],
+            on_received=self._add,
+            verify=receiver.is_signed_by_hmac,
+            host=host,
+            port=port,
+            remedy="choose another port with --port, or name an address of this machine with --host",
         )
 
     def _add(self, received: receiver.Received) -> None:

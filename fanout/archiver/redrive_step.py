@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from delivery import errors
 from delivery.config import settings
 from delivery.observability import metrics
+from delivery.registry_model import Revision
 from delivery.webhooks.results import dead_letter_records
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from fanout.redrive import enqueue, redrive_plan
 from fanout.redrive.selection import Selection
 from subscriptions_db.archive.search import redrive_requests as archive
 from subscriptions_db.postgres import connect
+from subscriptions_db.registration import registered_rows
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +135,8 @@ def _enqueue(
 ) -> int:
     chosen = plan.chosen()
     max_ages_s = archive.max_ages_s(connection, {letter.endpoint_id for letter in letters.values()})
-    enqueuer = enqueue.Enqueuer(config, chosen.values(), now_ms=now_ms, dry_run=False, max_ages_s=max_ages_s)
+    revision = Revision(registered_rows.revision(connection))
+    enqueuer = enqueue.Enqueuer(config, chosen.values(), now_ms=now_ms, dry_run=False, max_ages_s=max_ages_s, revision=revision)
     for position, letter in letters.items():
         if position in chosen:
             enqueuer.add(letter)

@@ -25,7 +25,7 @@ class ReplayPauses:
         self._pauses: dict[int, _Pause] = {}
 
     def failed(self, number: int, now: float) -> float:
-        """Begin a pause, and return its seconds. Each failure in a row doubles them, up to LONGEST_PAUSE_S."""
+        """Begin a pause; return its seconds: FIRST_PAUSE_S, doubled by each further failure in a row up to LONGEST_PAUSE_S."""
         failures = self._pauses[number].failures + 1 if number in self._pauses else 1
         seconds = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
         # A replay that was cancelled is not reported here.

@@ -6,11 +6,16 @@ none. Help and completion of `fanout` itself, and an unknown name, import all. T
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import re
 from typing import Any
 
 import typer.core
 import typer.main
+
+from delivery import errors
+from fanout.terminal import commands
 
 MODULES = {
     "endpoints": "fanout.cli.endpoints",
@@ -22,12 +27,30 @@ MODULES = {
 }
 """The name of each group, and the module that has its commands as `app`."""
 
+DUE_TO_SETTINGS = (errors.SettingsError, errors.RegistryUnavailable, errors.KafkaUnavailable)
+"""Errors that a missing settings file may cause: the defaults have no key, and their addresses may lead to no server."""
+
 
 class CommandGroups(typer.core.TyperGroup):
     """The root of all commands: those that are added to it, and the groups in MODULES.
 
     Typer keeps the types of `ctx` and of the returned command in a private module.
     """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Add a hint to an error of DUE_TO_SETTINGS if the command found no settings.
+
+        Reword the refusal of an option's value without pydantic's prefix, and suggest the closest permitted value.
+        """
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as exc:
+            exc.message = _in_plain_words(exc.message)
+            raise
+        except DUE_TO_SETTINGS as exc:
+            if hint := ctx.meta.get(commands.WITHOUT_SETTINGS):
+                exc.add_note(hint)
+            raise
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands and groups."""
@@ -42,3 +65,11 @@ class CommandGroups(typer.core.TyperGroup):
             group.name = name
             self.add_command(group)
         return super().get_command(ctx, cmd_name)
+
+
+def _in_plain_words(message: str) -> str:
+    """Return Typer's message for a refused value without the words of pydantic, and with the permitted value that was meant."""
+    message = message.removeprefix("Value error, ")
+    given, _, known = message.partition(" is not one of ")
+    close = difflib.get_close_matches(given.strip("'"), re.findall("'([^']*)'", known), n=1)
+    return f"{message} Did you mean '{close[0]}'?" if close else message

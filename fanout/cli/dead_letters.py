@@ -135,10 +135,10 @@ def export(
                 f"{file}, or a temporary file before it, cannot be written ({exc.strerror}). The export stopped, and the file "
                 "may be incomplete: name another file, or make room in the folder TMPDIR"
             ) from exc
-    commands.console.print(f"{count} dead letters written to {file}")
+    commands.console.print(f"{_counted(count, 'dead letter')} written to {file}")
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def redrive(
     context: typer.Context,
     endpoint_id: OfEndpoint = None,
@@ -154,6 +154,9 @@ def redrive(
         bool, typer.Option("--all", help="Redrive all dead letters. Required when no other option selects them.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be redriven, and change nothing.")] = False,
+    may_repeat: Annotated[
+        bool, typer.Option("--may-repeat", help="Redrive also where Kafka may have lost the notes of earlier redrives.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Deliver dead letters again, by the present registry. Safe to repeat.
@@ -165,6 +168,12 @@ def redrive(
     """
     from fanout.redrive import dead_letter_search  # noqa: PLC0415
 
+    if context.args:
+        raise typer.BadParameter(
+            f"redrive takes options such as --endpoint and --since, not the id of a dead letter ({context.args[0]}), so "
+            "nothing was redriven. The HTTP API redrives a single one, by the id in GET /v1/dead-letters: "
+            "POST /v1/dead-letters/{id}/redrive"
+        )
     wanted = selection.Selection.from_options(endpoint_id, event_type, tenant_id, reason, since=since, until=until)
     if wanted.is_everything and not everything:
         raise errors.SettingsError(
@@ -173,13 +182,19 @@ def redrive(
         )
     config = commands.settings_of(context)
     with dead_letter_search.reading(config, commands.progress) as reader:
-        summary = dead_letter_search.redrive(config, reader, wanted, limit=limit, dry_run=dry_run)
+        summary = dead_letter_search.redrive(config, reader, wanted, limit=limit, dry_run=dry_run, may_repeat=may_repeat)
     if as_json:
         commands.print_json(summary.document() | {"dry_run": dry_run})
         return
     if summary.endpoints:
         commands.print_table([{"endpoint": name, "letters": count} for name, count in summary.endpoints.most_common()])
     done = "would be enqueued" if dry_run else "enqueued"
-    commands.console.print(f"{summary.letters} dead letters {done} for the retry lane, in {summary.requests} requests")
-    if summary.redriven_before:
-        commands.console.print(f"{summary.redriven_before} dead letters were redriven before and are left out")
+    letters, requests = _counted(summary.letters, "dead letter"), _counted(summary.requests, "request")
+    commands.console.print(f"{letters} {done} for the retry lane, in {requests}")
+    if before := summary.redriven_before:
+        are_out = "was redriven before and is left out" if before == 1 else "were redriven before and are left out"
+        commands.console.print(f"{_counted(before, 'dead letter')} {are_out}")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -61,7 +61,10 @@ def listen(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1. 0: a free one.")] = 9000,
     secret: Annotated[
         list[str] | None,
-        typer.Option(help="Signing secret (whsec_…) for verification; may be repeated. Default: no request is verified."),
+        typer.Option(
+            help="Signing secret (whsec_…) for verification; may be repeated. A request that is not signed with it is shown as "
+            "NOT VERIFIED, and answered like any other. Default: no request is verified."
+        ),
     ] = None,
     status: Annotated[int, typer.Option(min=200, max=599, help="Answer every request with this status.")] = 200,
     as_json: AsJson = False,
@@ -79,7 +82,8 @@ def listen(
             raise typer.BadParameter("--secret is an ed25519 key, which `fanout listen` cannot verify: use a whsec_… secret")
 
     def show(received: receiver.Received) -> None:
-        verified = "verified" if received.is_verified else "NOT VERIFIED" if secret else "not checked (no --secret)"
+        wrong = f"NOT VERIFIED: not signed with this --secret (answered {received.status} all the same)"
+        verified = "verified" if received.is_verified else wrong if secret else "not checked (no --secret)"
         events = None if received.batch is None else len(received.batch)
         if as_json:
             document: dict[str, Any] = {

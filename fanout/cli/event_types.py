@@ -1,7 +1,7 @@
 """Define the command `fanout event-type try`: test a schema on an event.
 
-The schema is that of `--schema`, which the catalogue need not have, or else the catalogue's. Runs in `fanout` commands. Needs
-no Kafka, and needs Postgres only without `--schema`.
+`--schema` gives the schema, which need not be in the catalogue. Without it, the catalogue's schema for the event's type is
+tested. Runs in `fanout` commands. Needs no Kafka, and needs Postgres only without `--schema`.
 """
 
 from __future__ import annotations

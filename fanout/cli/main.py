@@ -88,10 +88,14 @@ def apply(
     try:
         result = registry_commands.apply_file(_settings(context), file, dry_run=dry_run, prune=prune, strict=strict)
     except errors.RegistrationError as refused:
-        if not isinstance(refused, errors.ManifestRefused) or len(refused.found) == 1:  # a list of mistakes already says that
-            commands.say(f"fanout: {refused}\nNothing was changed.")
-            raise typer.Exit(1) from None
-        raise
+        found = refused.found if isinstance(refused, errors.ManifestRefused) else []
+        hint = context.meta.get(commands.WITHOUT_SETTINGS)
+        if hint and any(mistake.path.endswith("url") for mistake in found):  # the defaults permit no address of this machine
+            refused.add_note(hint)
+        if len(found) > 1:
+            raise  # a list of mistakes already says that nothing was changed
+        commands.say("\n".join([f"fanout: {refused}", "Nothing was changed.", *getattr(refused, "__notes__", [])]))
+        raise typer.Exit(1) from None
     if as_json:
         _print_json(registry_commands.as_document(result))
     else:
@@ -157,7 +161,10 @@ def run(
     from subscriptions_db.following.postgres_registry import PostgresRegistry  # noqa: PLC0415
 
     config, names = _settings(context), _lanes(lanes, job_lanes.LANES) if lanes else None
-    found, access = libraries.of(config.spark), PostgresRegistry(config)  # Ctrl-C still ends a download of jars at once
+    access = PostgresRegistry(config)
+    if once:  # a job that keeps running waits for the migration
+        access.require_migrated()
+    found = libraries.of(config.spark)  # Ctrl-C still ends a download of jars at once
     job.run(config, access=access, libraries=found, stop=commands.stop_event(), names=names, once=once)
 
 
@@ -232,7 +239,10 @@ def archive(
     """
     from fanout.archiver import main_loop  # noqa: PLC0415
 
-    main_loop.run(_settings(context), stop=commands.stop_event(), once=once)
+    config = _settings(context)
+    if hint := context.meta.pop(commands.WITHOUT_SETTINGS, None):
+        commands.say(hint)  # now, because the archive waits for Postgres without an end
+    main_loop.run(config, stop=commands.stop_event(), once=once)
 
 
 @app.command()
@@ -370,15 +380,16 @@ app.command()(smoke_test.smoke_test)
 
 
 def main() -> None:
-    """Run the command. Print a FanoutError without a traceback, with exit code 2 for a SettingsError and 1 for others."""
+    """Run the command. Print a FanoutError and its notes without a traceback.
+
+    The exit code is 2 for a SettingsError, and 1 for other errors.
+    """
+    commands.escape_unencodable()
     try:
         app()
-    except errors.SettingsError as exc:
-        commands.say(f"fanout: {exc}")
-        sys.exit(2)
     except errors.FanoutError as exc:
-        commands.say(f"fanout: {exc}")
-        sys.exit(1)
+        commands.say("\n".join([f"fanout: {exc}", *getattr(exc, "__notes__", ())]))
+        sys.exit(2 if isinstance(exc, errors.SettingsError) else 1)
 
 
 if __name__ == "__main__":

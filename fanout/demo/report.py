@@ -1,4 +1,4 @@
-"""Print the account of the demo.
+"""Print the account of the demo: how many deliveries were due, and how each has ended.
 
 Runs in `fanout` commands.
 """

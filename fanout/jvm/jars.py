@@ -88,7 +88,7 @@ def _holds(library: Path, wanted: str) -> bool:
 
 
 def _replace(library: Path, ivy_file: Path, digest: str) -> None:
-    """Download into a scratch folder, and move it into place. An interrupted or wrong download changes nothing."""
+    """Download the jars to a scratch folder, and replace `library` by it. An interrupted or wrong download changes nothing."""
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         fetched = Path(scratch) / "lib"
         _fetch(ivy_file, fetched)

@@ -77,7 +77,9 @@ class Scanner:
             return sorted(self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics)
 
     def extents(self, names: Iterable[str], *, since_ms: int | None = None) -> list[Extent]:
-        """Return the ranges of offsets that the partitions of these topics have now. Topics that do not exist are left out.
+        """Return the ranges of offsets that the partitions of these topics have now.
+
+        Topics that do not exist, or that this login may not describe, are left out.
 
         With `since_ms`, a range begins at the first record that is not older than `since_ms`. A range is empty if all its
         records are older.
@@ -95,9 +97,9 @@ class Scanner:
         return [Extent(place=place, low=low, first=starts[place], end=high) for place, (low, high) in marks.items()]
 
     def require_visible(self, names: Iterable[str]) -> None:
-        """Raise KafkaUnavailable if this login may not describe one of the topics. Raise nothing for a topic that is deleted.
+        """Raise KafkaUnavailable if this login may not describe one of the topics, whether or not the topic exists.
 
-        `extents` leaves out both. For a deleted topic Kafka says that it does not exist only to a login that may describe it.
+        Raise nothing for a deleted topic that the login may describe. `extents` leaves out topics of both kinds.
         """
         for name in names:
             with self._translated():

@@ -126,7 +126,7 @@ class Group(NamedTuple):
 
 @dataclass(slots=True)
 class LaneAccount:
-    """Records that a lane read by its judged receipts, records after these receipts, and the outcomes of deliveries."""
+    """Records that a lane read, as its judged receipts say, records after these receipts, and the outcomes of deliveries."""
 
     records: int = 0
     rejected: int = 0

@@ -120,7 +120,11 @@ class Finding(NamedTuple):
     """A further sentence for the operator, without its full stop; empty: none."""
 
     def document(self) -> dict[str, Any]:
-        """Return the finding as a dictionary for JSON output."""
+        """Return the finding as a dictionary for JSON output.
+
+        The keys are `kind`, `lane`, `topic`, `partition`, `first_offset`, `last_offset`, `count` (the field `total`),
+        `subscription_id`, `endpoint_id` and `text`. An id that is empty becomes None.
+        """
         return {
             "kind": self.kind.value,
             "lane": self.lane,

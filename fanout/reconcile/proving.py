@@ -77,7 +77,12 @@ def reconcile(
         reading = _Reading(config, scanner, since_ms)
         began = clock()
         attempts = reading.attempts()
-        sleep(max(0.0, began + settle_s - clock()))
+        wait_s = max(0.0, began + settle_s - clock())
+        if wait_s and console is not None and console.is_terminal:
+            console.print(
+                f"records of the last {settle_s:g} s are not judged; waiting {wait_s:.0f} s for what belongs to older ones …"
+            )
+        sleep(wait_s)
         known = reading.others()
         terms = Terms(
             now_ms=round(clock() * 1000),
@@ -231,7 +236,7 @@ def _show_lanes(console: rich.console.Console, account: Account) -> None:
         table.add_row(f"skipped: {reason}", *(str(document["skipped"].get(reason, 0)) for document in documents))
     for name in ("lost", "repeated", "replayed"):
         table.add_row(name, *(str(document[name]) for document in documents))
-    table.add_row("records not handled yet", *(str(lane.behind) for lane in account.lanes.values()))
+    table.add_row("records not handled yet, or newer than --settle", *(str(lane.behind) for lane in account.lanes.values()))
     commands.show(console, table)
 
 

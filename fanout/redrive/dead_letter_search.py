@@ -84,8 +84,7 @@ class Found:
 class DeadLetterReader:
     """Read dead letters, and the notes of earlier redrives.
 
-    All methods except `close` raise KafkaUnavailable if Kafka does not answer or refuses a request. `read` raises
-    RecordUnreadable if `take` cannot read a record.
+    All methods except `close` raise KafkaUnavailable if Kafka does not answer or refuses a request.
     """
 
     def __init__(self, config: settings.Settings, console: rich.console.Console | None = None) -> None:
@@ -122,10 +121,20 @@ class DeadLetterReader:
                 if name == redrive_plan.NOTE:
                     add(value)
 
-        names = {self._config.attempts_topic: add_log, self._config.retries_topic: add_retries}
-        for name, consume in names.items():
+        for name, consume in {self._config.attempts_topic: add_log, self._config.retries_topic: add_retries}.items():
             self._scanner.read(self._scanner.extents([name], since_ms=since_ms), name, consume)
         return redriven
+
+    def has_all_notes(self, since_ms: int | None = None) -> bool:
+        """Return True if Kafka still has the notes of all redrives since `since_ms`. None: of all redrives.
+
+        Each note is in both topics, except the last notes of a redrive that was killed: these are only in the retries topic. So
+        either the attempts or the retries topic must have lost no record. A partition without records, which had some, counts
+        as one that has lost some.
+        """
+        names = (self._config.attempts_topic, self._config.retries_topic)
+        ranges = [self._scanner.extents([name], since_ms=_earlier(since_ms)) for name in names]
+        return any(all(extent.is_whole for extent in of_topic) for of_topic in ranges)
 
     def extents(self, since_ms: int | None = None) -> list[topic_scanner.Extent]:
         """Return ranges of offsets that contain all dead letters written since `since_ms` until now, and some older ones.
@@ -135,7 +144,10 @@ class DeadLetterReader:
         return self._scanner.extents([self._config.dead_letter_topic], since_ms=_earlier(since_ms))
 
     def read(self, extents: list[topic_scanner.Extent], take: Callable[[Place, int, bytes], None]) -> None:
-        """Call `take` with the place, the offset and the value of every dead letter in `extents`."""
+        """Call `take` with the place, the offset and the value of every dead letter in `extents`.
+
+        Raise RecordUnreadable if `take` raises because it cannot decode a record.
+        """
 
         def taken(message: confluent_kafka.Message) -> None:
             take(Place(str(message.topic()), message.partition() or 0), message.offset() or 0, message.value() or b"")
@@ -270,6 +282,7 @@ def redrive(
     *,
     limit: int | None = None,
     dry_run: bool = False,
+    may_repeat: bool = False,
     now_ms: int | None = None,
 ) -> enqueue.Summary:
     """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven.
@@ -277,8 +290,9 @@ def redrive(
     Return the number of enqueued dead letters, and of those left out because they were redriven before. With a `limit`, enqueue
     at most `limit` dead letters, the oldest. With `dry_run`, only count. `now_ms` None: the present time.
 
-    Raise SettingsError if there is no attempts or retries topic. Raise KafkaUnavailable or RecordUnreadable if reading or
-    writing fails. If some dead letters may be enqueued then, the error says so; the next call leaves these out.
+    Raise SettingsError if there is no attempts or retries topic. Also raise it if notes of earlier redrives may be gone from
+    both topics, unless `may_repeat`. Raise KafkaUnavailable or RecordUnreadable if reading or writing fails. If some dead
+    letters may be enqueued then, the error says so; the next call leaves these out.
     """
     missing = reader.missing_topic()
     if missing is not None:  # without the attempts topic, redriven dead letters would be redriven again
@@ -286,6 +300,13 @@ def redrive(
             f"there is no topic {missing} on {config.kafka.bootstrap_servers} that this login may describe, so nothing was "
             "redriven: the job has not created it, or it has another name. Start the job, correct the topics in the area "
             "delivery, or grant Describe on the topic to the login"
+        )
+    if not may_repeat and not reader.has_all_notes(selection.since_ms):
+        raise errors.SettingsError(
+            f"the topics {config.delivery.attempts_topic} and {config.delivery.retries_topic} have lost old records, and may "
+            "have lost notes of earlier redrives. So nothing was redriven: dead letters could be sent once more that were "
+            "redriven before. Select newer dead letters with --since. If that is refused too, permit the repetition with "
+            "--may-repeat"
         )
     redriven = reader.redriven(selection.since_ms)
     plan = redrive_plan.Plan(selection, redriven, fault_of=redrive_plan.fault_of)

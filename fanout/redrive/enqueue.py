@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delivery.config import settings
-from delivery.registry_model import DeliveryMode, Retrying
+from delivery.registry_model import DeliveryMode, Retrying, Revision
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from delivery.webhooks.retries import retry_records
 from fanout.kafka import publishing
@@ -65,7 +65,8 @@ class Enqueuer:
     Dead letters that were sent as one batch wait for each other, and share a request again, or several if one would be too
     large. `chosen` are all dead letters that the caller will add. So the enqueuer knows when such a batch is complete. With
     `dry_run`, the enqueuer only counts. `max_ages_s` has the `retry.max_age_s` of endpoints with a value of their own, by
-    endpoint and customer. Other endpoints have the default. None: all endpoints have the default.
+    endpoint and customer. Other endpoints have the default. None: all endpoints have the default. `revision` is that of the
+    registry now, by which subscriptions and endpoints exist.
 
     The methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Kafka may have earlier records then.
     """
@@ -78,9 +79,11 @@ class Enqueuer:
         now_ms: int,
         dry_run: bool,
         max_ages_s: Mapping[tuple[str, str], float] | None = None,
+        revision: Revision = redrive_plan.ANY_REVISION,
     ) -> None:
         self.summary = Summary()
         self._max_ages_s = max_ages_s or {}
+        self._revision = revision
         self._topics = config.delivery
         self._publisher = None if dry_run else publishing.Publisher(config.kafka)
         self._now_ms = now_ms
@@ -130,7 +133,8 @@ class Enqueuer:
             self.summary.requests += len(requests)
             self.summary.endpoints[endpoint_id] += count
             max_age_s = self._max_ages_s.get((endpoint_id, customer_id), Retrying().max_age_s)
-            for record in redrive_plan.records(requests, now_ms=self._now_ms, max_age_s=max_age_s):
+            made = redrive_plan.records(requests, now_ms=self._now_ms, max_age_s=max_age_s, revision=self._revision)
+            for record in made:
                 self._publish(record)
         self._requests.clear()
         self._buffered = sum(map(len, self._batches.values()))

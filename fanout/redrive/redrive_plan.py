@@ -6,11 +6,13 @@ dead letters of the same delivery. A redelivery that is given up again makes a l
 
 The note is in a header of the record with the retry entry, so that neither exists without the other. The note is also written
 to the attempts topic after Kafka has confirmed the record. So a command that dies in between has lost nothing, and its
-repetition repeats nothing. A dead letter can be enqueued twice, with the same `webhook-id` in both requests, in two cases:
+repetition repeats nothing. A dead letter can be enqueued twice, with the same `webhook-id` in both requests, in these cases:
 
 1. Two redrives run at the same time.
 2. `fanout archive` redrives a dead letter that Postgres does not mark as redriven yet. Either the archive has not read the
    command's note, or it died between Kafka's confirmation of the record and the mark in Postgres.
+3. The note is gone from Kafka: `--may-repeat` permits that, a topic was recreated, or the redrive was killed before it wrote
+   the note to the attempts topic, and the records of the retries topic were deleted later.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from delivery.model import LeaveReason, NextAttempt
-from delivery.registry_model import Retrying
+from delivery.registry_model import Retrying, Revision
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import log_records, topic_rows
@@ -45,6 +47,10 @@ HISTORY_BYTES = retry_messages.MAX_HISTORY * ATTEMPT_BYTES
 MAX_RECORD_BYTES = publishing.MAX_RECORD_BYTES - 2 * HISTORY_BYTES
 """Maximum bytes of the events of one request in a record, notes included. So the Kafka client takes the record. A larger dead
 letter gets a request of its own."""
+ANY_REVISION = Revision(2**62)
+"""Revision above all of a registry. A command without Postgres does not know the registry's revision. So a delivery whose
+subscription a worker does not know waits for `snapshot.max_age_s`, and only then counts as deleted. With look-ups it waits for
+`snapshot.lookup_ttl_s`."""
 LetterPlace = tuple[Place, int] | int
 """Where a dead letter is: partition and offset in the dead-letter topic, or its position in the archive. In the archive, two
 dead letters may have one offset, because the dead-letter topic was recreated."""
@@ -150,13 +156,19 @@ def fault_of(letter: DeadLetter) -> str:
 
 
 def entry_of(
-    together: Sequence[DeadLetter], *, now_ms: int, max_age_s: float = Retrying().max_age_s
+    together: Sequence[DeadLetter],
+    *,
+    now_ms: int,
+    max_age_s: float = Retrying().max_age_s,
+    revision: Revision = ANY_REVISION,
 ) -> retry_messages.RetryEntry:
     """Return the retry entry of dead letters that go in one request: one delivery, or events of one batch in order.
 
-    A delivery that still fails becomes a dead letter again after `max_age_s` seconds in the retry lane. Events that were sent
-    in a batch go in a batch again, because their endpoint accepts nothing else. If one request has all events of the earlier
-    batch, it has the same `webhook-id`.
+    If a worker's registry is older than `revision` and lacks the subscription, the delivery waits for a newer registry.
+
+    A delivery that still fails becomes a dead letter again when its endpoint's retry schedule ends. At the latest, it does so
+    after `max_age_s` seconds in the retry lane. Events that were sent in a batch go in a batch again, because their endpoint
+    accepts nothing else. If one request has all events of the earlier batch, it has the same `webhook-id`.
     """
     first = together[0]
     return retry_messages.new_entry(
@@ -170,6 +182,7 @@ def entry_of(
         attempts=max(letter.last_attempt for letter in together),
         history=first.history(),
         replay=first.replay or None,
+        revision=revision,
     )
 
 
@@ -184,16 +197,20 @@ class Record(NamedTuple):
 
 
 def records(
-    requests: Iterable[Sequence[DeadLetter]], *, now_ms: int, max_age_s: float = Retrying().max_age_s
+    requests: Iterable[Sequence[DeadLetter]],
+    *,
+    now_ms: int,
+    max_age_s: float = Retrying().max_age_s,
+    revision: Revision = ANY_REVISION,
 ) -> Iterator[Record]:
     """Yield the records that enqueue dead letters, with their notes. Each sequence in `requests` goes in one request.
 
-    `max_age_s` is that of `entry_of`. All dead letters have the same endpoint, customer and delivery mode, because a note names
-    these only once.
+    `max_age_s` and `revision` are those of `entry_of`. All dead letters have the same endpoint, customer and delivery mode,
+    because a note names these only once.
     """
     for chunk in chunking.chunks(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]
-        entries = [entry_of(together, now_ms=now_ms, max_age_s=max_age_s) for together in chunk]
+        entries = [entry_of(together, now_ms=now_ms, max_age_s=max_age_s, revision=revision) for together in chunk]
         note = LogRecord(
             endpoint_id=first.endpoint_id,
             customer_id=first.customer_id,

@@ -6,6 +6,9 @@ Runs in `fanout` commands. All output of a command goes through this module, whi
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
 import os
 import signal
 import sys
@@ -56,6 +59,22 @@ progress = Console(stderr=True)
 """Console for progress, which is shown on a terminal only."""
 
 
+def escape_unencodable() -> None:
+    """Let standard output write each character that its encoding lacks as an escape of JSON.
+
+    Python would end the command at such a character: after its work is done, and before the rest of the output.
+    """
+    codecs.register_error("fanout", _escaped)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="fanout")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
 def output_file(path: Path | None) -> Path | None:
     """Return the file that a command writes when it ends; None: it writes none. For the `callback` of an option.
 
@@ -73,9 +92,21 @@ def output_file(path: Path | None) -> Path | None:
     return path
 
 
+WITHOUT_SETTINGS = "fanout.without_settings"
+"""Key of the dictionary `meta` of a command's context. Its value is the hint that the command found no settings."""
+
+
 def settings_of(context: typer.Context) -> settings.Settings:
-    """Read the settings of a command, configure logging with them, and return them."""
+    """Read the settings of a command, configure logging with them, and return them.
+
+    If there are no settings, store a hint in the context. `fanout` shows the hint below an error that may be due to it.
+    """
     loaded = settings_loader.read(os.environ, context.obj)
+    if context.obj is None and settings_loader.finds_nothing(os.environ):
+        context.meta[WITHOUT_SETTINGS] = (
+            f"No settings file was found in {Path.cwd()} (fanout.toml or {settings_loader.LOCAL_FILE}): run this command where "
+            "`fanout up` runs, or name the file with --config"
+        )
     logs.configure(loaded.logs.level, loaded.logs.format)
     return loaded
 

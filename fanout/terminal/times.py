@@ -61,7 +61,7 @@ def moment_ms(option: str, text: str, *, now_ms: int, is_ahead: bool = False) ->
 def shown(epoch_ms: int) -> str:
     """Return a moment as text for a person: date and time in UTC, to the second.
 
-    A producer may set any time of a record. One outside of the years 1970 to 9999 stays a number.
+    A producer may set any time of a record. A moment outside of the years 1970 to 9999 is shown as `… ms since 1970`.
     """
     if not 0 <= epoch_ms <= LAST_MS:
         return f"{epoch_ms} ms since 1970"

@@ -21,10 +21,12 @@ from tests.support import reading
 pytestmark = pytest.mark.e2e
 
 
-def fanout(folder, *arguments, check=True):
+def fanout(folder, *arguments, check=True, stdin=""):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FANOUT_")}
     command = [sys.executable, "-m", "fanout.cli.main", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=START_S)
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=START_S, input=stdin
+    )
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -77,7 +79,9 @@ def test_the_first_five_minutes_go_as_the_readme_says_line_by_line(up):
     again = fanout(up, "up", check=False)
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)
     assert "another `fanout up` runs" in again.stderr
-    lines = [line.split("#")[0].split() for line in reading.blocks("README.md", "sh")[1].splitlines()]
+    _, by_hand, of_a_department = reading.blocks("README.md", "sh")
+    [event] = re.findall(r"^echo '(.*)' \| fanout publish -$", of_a_department, re.MULTILINE)
+    lines = [line.split("#")[0].split() for line in by_hand.splitlines()]
     assert lines[:2] == [["source", ".venv/bin/activate"], ["fanout", "up"]]  # as the tests' interpreter, and the fixture
 
     secret, listener = None, None
@@ -90,10 +94,14 @@ def test_the_first_five_minutes_go_as_the_readme_says_line_by_line(up):
             said = fanout(up, *words).stdout
             assert "warning" not in said
             secret = secret or next(iter(re.findall(r"whsec_\S+", said)), None)
-        arrived = [orjson.loads(listener.stdout.readline()) for _ in range(10)]
+        fanout(up, "publish", "-", stdin=event)
+        assert of_a_department.splitlines()[1:] == ["fanout run --once"]
+        fanout(up, "run", "--once")
+        arrived = [orjson.loads(listener.stdout.readline()) for _ in range(12)]
     doctor = fanout(up, "doctor", "--json", check=False)
     assert [finding for finding in orjson.loads(doctor.stdout) if not finding["is_fine"]] == []
     assert {(request["path"], request["verified"]) for request in arrived} == {("/orders", True)}
+    assert len({request["webhook_id"] for request in arrived if orjson.loads(request["body"])["id"] == "d-1"}) == 2
 
 
 def test_a_used_port_is_named_together_with_the_way_out(kafka, jars, tmp_path):
@@ -101,7 +109,7 @@ def test_a_used_port_is_named_together_with_the_way_out(kafka, jars, tmp_path):
         local_kafka.EmbeddedKafka(tmp_path, libraries=jars, port=kafka.port).start()
     with (
         receiver.Receiver(secrets_of=lambda _: [], on_received=lambda _: None) as first,
-        pytest.raises(errors.LocalStackError, match=r"address already in use.* --port"),
+        pytest.raises(errors.LocalStackError, match=r"Address already in use.* --port"),
         receiver.Receiver(secrets_of=lambda _: [], on_received=lambda _: None, port=first.port),
     ):
         pass

@@ -1,7 +1,9 @@
-"""`fanout reconcile` decodes the values of a schema registry by the parser of the lanes."""
+"""`fanout reconcile` decodes the values of a schema registry by the parser of the lanes, and announces its wait."""
 
 import contextlib
+import io
 import json
+import re
 import uuid
 
 import pytest
@@ -13,6 +15,7 @@ from delivery.stages.kafka import topics
 from delivery.webhooks.results import topic_rows
 from fanout.kafka import publishing, topic_scanner
 from fanout.reconcile import proving
+from fanout.terminal import commands
 from tests.integration.customers import Keeping, Source, working
 from tests.support import builders, framing
 from tests.support.schema_registry import SchemaRegistry
@@ -23,6 +26,17 @@ ORDER = {
     "name": "Order",
     "fields": [{"name": name, "type": "string"} for name in ("id", "tenant_id", "type")],
 }
+
+
+def config_of(kafka, name, **areas):
+    return settings.Settings.model_validate({
+        "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
+        "source": {"topic_pattern": f"{name}[.].+", "topic_prefix": f"{name}."},
+        "delivery": {
+            "attempts_topic": f"attempts-{name}", "dead_letter_topic": f"dead-{name}",
+            "rejected_topic": f"rejected-{name}", "retries_topic": f"retries-{name}", "result_partitions": 1,
+        },
+    } | areas)  # fmt: skip
 
 
 def written(config, topic, *values):
@@ -45,15 +59,7 @@ def written(config, topic, *values):
 def test_the_account_names_the_type_of_decoded_events(kafka):
     name = uuid.uuid4().hex[:8]
     with SchemaRegistry() as registry, Keeping() as customers:
-        config = settings.Settings.model_validate({
-            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-            "source": {"topic_pattern": f"{name}[.].+", "topic_prefix": f"{name}."},
-            "schema_registry": {"topic_pattern": ".+", "url": registry.url, "wait_s": 0.01},
-            "delivery": {
-                "attempts_topic": f"attempts-{name}", "dead_letter_topic": f"dead-{name}",
-                "rejected_topic": f"rejected-{name}", "retries_topic": f"retries-{name}", "result_partitions": 1,
-            },
-        })  # fmt: skip
+        config = config_of(kafka, name, schema_registry={"topic_pattern": ".+", "url": registry.url, "wait_s": 0.01})
         topics.ensure_all(config)
         topics.ensure(config.kafka, [f"{name}.framed"], 1)
         number = registry.register("order", json.dumps(ORDER))
@@ -78,3 +84,15 @@ def test_the_account_names_the_type_of_decoded_events(kafka):
     assert (group.event_type, counts.due, counts.delivered) == ("order.paid", 3, 3)
     direct = account.lanes["direct"]
     assert (direct.records, direct.rejected, direct.behind) == (4, 1, 0)
+
+
+def test_the_wait_for_what_belongs_to_older_records_is_announced(kafka):
+    """Regression: a newcomer waited 10 s for an account without the delivery of just now, and for no named reason."""
+    config = config_of(kafka, uuid.uuid4().hex[:8])
+    topics.ensure_all(config)
+    slept, shown = [], commands.Console(file=io.StringIO(), width=200, force_terminal=True)
+    proof = proving.reconcile(config, settle_s=10, console=shown, clock=lambda: 1_800_000_000.0, sleep=slept.append)
+    assert slept == [10]
+    said = re.sub(r"\x1b\[[0-9;]*m", "", shown.file.getvalue())  # without colours
+    assert said.startswith("records of the last 10 s are not judged; waiting 10 s ")
+    assert proof.account.holds

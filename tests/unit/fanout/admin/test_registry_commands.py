@@ -1,6 +1,9 @@
 """Options and output of the commands that change and show the registry."""
 
 import datetime as dt
+import io
+import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +13,7 @@ from delivery.webhooks.sending.handshake import HandshakeState, Reply
 from fanout.admin import registry_commands
 from fanout.cli import main
 from fanout.terminal import commands
-from subscriptions_db.registration import apply
+from subscriptions_db.registration import apply, diff
 from tests.support import certificates
 
 
@@ -49,6 +52,25 @@ def test_apply_shows_endpoints_that_wait_for_their_receivers():
     text = shown(registry_commands.show, result, dry_run=False)
     assert "acme-stock gets nothing until its receiver permits deliveries: run `fanout endpoints validate acme-stock`" in text
     assert registry_commands.as_document(result)["awaiting_permission"] == ("acme-stock",)
+
+
+def test_new_secrets_are_shown_in_any_encoding_of_the_output(monkeypatch):
+    """Regression: the output ended at the `→` of a changed row, after the commit, and the secrets were lost."""
+    changed = diff.Change(action="update", kind="tenant", id="t1", fields=(("name", "é", "😀"),))
+    result = apply.Result(changes=(changed,), new_secrets={"ep1": "whsec_X"})
+
+    def command():
+        registry_commands.show(commands.console, result, dry_run=False)
+        commands.print_json({"é": "😀"})
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    monkeypatch.setattr(main, "app", command)
+    main.main()
+    sys.stdout.flush()
+    text, as_json = sys.stdout.buffer.getvalue().decode("ascii").split("{", maxsplit=1)
+    assert "name: \\u00e9 \\u2192 \\ud83d\\ude00" in text
+    assert "  ep1  whsec_X" in text
+    assert json.loads("{" + as_json) == {"é": "😀"}
 
 
 @pytest.mark.parametrize(

@@ -35,5 +35,13 @@ def test_each_group_has_commands(group):
     assert "--install-completion" not in done.output
 
 
+def test_a_mistyped_value_of_an_option_is_suggested():
+    """Regression: the refusal began with pydantic's "Value error,", and suggested nothing."""
+    refused = CliRunner().invoke(main.app, ["api-keys", "create", "--scope", "poler"])
+    output = " ".join(refused.output.replace("│", " ").split())
+    assert "Invalid value for '--scope': 'poler' is not one of 'operator'" in output
+    assert "'publisher'. Did you mean 'poller'?" in output
+
+
 def test_a_mistyped_group_is_suggested():
     assert "Did you mean 'replays'" in CliRunner().invoke(main.app, ["replay"]).output

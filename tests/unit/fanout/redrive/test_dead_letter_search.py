@@ -7,19 +7,24 @@ import msgspec
 import orjson
 import pytest
 
-from delivery.model import LeaveReason, Outcome, OutcomeKind
+from delivery.model import LeaveReason, NextAttempt, Outcome, OutcomeKind, SkipReason
 from delivery.payload_form import PayloadForm
-from delivery.registry_model import CustomerId, DeliveryMode
+from delivery.registry_model import CustomerId, DeliveryMode, Revision
 from delivery.webhooks.batching import segment
+from delivery.webhooks.leases import lease_triage
+from delivery.webhooks.leases.lease_triage import RegistryView, ToEnd, ToRequeue
+from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.routing import registries
 from delivery.webhooks.sending import batch_payload, payload
 from fanout.kafka import publishing
 from fanout.kafka.places import Place
 from fanout.redrive import redrive_plan
 from fanout.redrive.selection import Selection
 from tests.support import builders
+from tests.support.leases import lease
 from tests.unit.fanout.reconcile.test_ledger import TOPICS, attempt, batch
 
 PLACE = Place("dead_letters", 0)
@@ -76,6 +81,16 @@ def chosen(made, limit=None):
 
 def records(*requests):
     return list(redrive_plan.records(requests, now_ms=NOW_MS))
+
+
+@pytest.mark.parametrize(("revision", "waits"), [(redrive_plan.ANY_REVISION, True), (Revision(5), False), (Revision(6), True)])
+def test_a_redrive_waits_for_a_worker_whose_registry_is_older(revision, waits):
+    """Regression: a worker that did not know a subscription, registered again, ended its redriven deliveries as deleted."""
+    entry = redrive_plan.entry_of([letter()], now_ms=NOW_MS, revision=revision)
+    lacking = RegistryView(registries.Destination(builders.endpoint(), {}), 5, 100.0)
+    ended = ToEnd({SkipReason.SUBSCRIPTION_DELETED: range(1)})
+    behind = ToRequeue(NextAttempt(NOW_MS + 5000, 0), retry_reasons.REGISTRY_BEHIND)
+    assert lease_triage.triage(lease(entry), lacking, frozenset(), NOW_MS).decisions == [behind if waits else ended]
 
 
 def test_a_dead_letter_gives_back_its_event_and_its_history():
