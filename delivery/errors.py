@@ -3,9 +3,10 @@
 Used in every process. Imports the standard library only. All classes can be pickled.
 
     FanoutError
-    ├── SettingsError            before the start: a setting is unknown or wrong
+    ├── SettingsError            a setting or an option of a command is wrong or does not fit; mostly before anything starts
     ├── LocalStackError          Java, the jars, the embedded Postgres or Kafka, the demo or a receiver cannot be used here
     ├── KafkaUnavailable         Kafka gives no answer, or refuses a request or a record
+    │   └── TopicUnreadable      … because this login may not read one topic, or records of the topic were deleted
     ├── RegistryUnavailable      Postgres is unavailable now; a retry may succeed
     ├── SchemaRegistryUnavailable  the schema registry gives no usable answer now; records that need a schema wait
     ├── RegistryOutdated         the schema in Postgres, or Postgres itself, is of an unfit version
@@ -17,8 +18,8 @@ Used in every process. Imports the standard library only. All classes can be pic
     │   ├── FilterError          … because of a filter pattern
     │   └── TargetRefused        … because of an endpoint's URL, headers, authentication or TLS
     ├── SealError                a sealed secret cannot be opened, or an endpoint has no signing secret
-    ├── StateUnreadable          a lane's state, or a record of the retries topic, is of another version; nothing is changed
-    ├── RecordUnreadable         this version of the job cannot have written a record in a topic of the job
+    ├── StateUnreadable          a lane's state is empty or of another version, or a message has an unknown format
+    ├── RecordUnreadable         a record in a topic of the job is not one that this version of the job writes
     ├── Orphaned                 the JVM of a worker is gone, or did not end a stopped query; the task's records are read again
     ├── EventRejected            a Kafka record, or a document to publish, is refused as an event; no customer gets it
     │   └── BatchFound           … because it is a batch of events, which a lane splits into records
@@ -49,7 +50,10 @@ class FanoutError(Exception):
 
 
 class SettingsError(FanoutError):
-    """A setting is unknown, wrong, or does not fit the machine, Kafka or the checkpoint. The message says what to correct."""
+    """A setting or an option of a command is wrong, or does not fit the machine, Kafka, the registry or the checkpoint.
+
+    Also raised if something that a command names does not exist. The message says what to correct.
+    """
 
 
 class LocalStackError(FanoutError):
@@ -100,9 +104,9 @@ class LaneFailed(FanoutError):
     """A lane cannot run, or the lane's streaming query ended by itself.
 
     The next start continues after the lane's last committed micro-batch. Also raised in five other cases. (1) The checkpoint
-    is damaged; then the next start fails too. (2) Spark's JVM has ended. (3) A micro-batch ran on for too long after a stop.
-    (4) `fanout doctor` finds that a lane is not ready, or that another program answers on the job's port. (5) `fanout
-    accept-loss` finds a lane that has started a micro-batch and committed none.
+    is damaged, or another version of Spark wrote it; then the next start fails too. (2) Spark's JVM has ended. (3) A
+    micro-batch ran on for too long after a stop. (4) `fanout doctor` finds that a lane is not ready, or that another program
+    answers on the job's port. (5) `fanout accept-loss` finds a lane that has started a micro-batch and committed none.
     """
 
 
