@@ -24,6 +24,7 @@ from delivery.config.settings import KafkaSettings
 FAILURE_WITHIN_S = 3.0
 """Seconds in which `connection_failure` waits for a failure. A refusal comes within a round trip or two."""
 LOOK_S = 0.1
+_NO_BROKER = confluent_kafka.KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001  # its public name
 FILES = {
     "ssl.ca.location": ("ssl_ca_file", "certificates of authorities"),
     "ssl.certificate.location": ("ssl_keystore_file", "the client's certificates"),
@@ -92,6 +93,17 @@ def producer(kafka: KafkaSettings, own: Mapping[str, Any], fixed: Mapping[str, A
         return confluent_kafka.Producer({**own, **for_librdkafka(kafka), **(fixed or {})})
 
 
+def require_answer(client: AdminClient, *, within_s: float) -> None:
+    """Raise KafkaException if no broker answers a request for the topics within `within_s` seconds.
+
+    A cluster without an active broker counts as one that does not answer. For such a cluster librdkafka (2.10 to 2.16) ends the
+    process in `describe_cluster`: its assertion in `rd_kafka_admin_response_parse` fails. A broker answers so until the
+    controller lists it, after its start or a pause. So no other code calls `describe_cluster`.
+    """
+    if not client.list_topics(timeout=within_s).brokers:
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(_NO_BROKER))
+
+
 def connection_failure(kafka: KafkaSettings, *, within_s: float = FAILURE_WITHIN_S) -> str:
     """Connect to Kafka with a new client, and return librdkafka's text of the first failure; "" if none comes in `within_s`.
 
@@ -106,7 +118,7 @@ def connection_failure(kafka: KafkaSettings, *, within_s: float = FAILURE_WITHIN
         client.poll(LOOK_S)  # calls error_cb
         # Another error, that all brokers are down, may come first.
         for failure in failures:
-            if failure.code() != confluent_kafka.KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001  # its public name
+            if failure.code() != _NO_BROKER:
                 return failure.str()
     return ""
 

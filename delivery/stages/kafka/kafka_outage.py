@@ -67,8 +67,7 @@ def schema_registry_answers(config: schema_settings.SchemaRegistrySettings) -> b
 
 def _kafka_answers(kafka: settings.KafkaSettings) -> bool:
     try:
-        admin = kafka_clients.admin(kafka)  # must live until the answer has come
-        admin.describe_cluster(request_timeout=TIMEOUT_S).result()
+        kafka_clients.require_answer(kafka_clients.admin(kafka), within_s=TIMEOUT_S)
     except Exception as exc:  # noqa: BLE001  # any failure means: no answer
         log.debug("Kafka does not answer yet: %s", exc)
         return False

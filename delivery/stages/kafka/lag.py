@@ -105,7 +105,7 @@ def handled_between(before: health.Positions, now: health.Positions) -> int:
 def _ends(admin: AdminClient, positions: health.Positions) -> health.Positions:
     """Return the end offset of each partition in `positions`; raise KafkaException if Kafka does not answer, or refuses."""
     if not positions:
-        admin.describe_cluster(request_timeout=TIMEOUT_S).result()
+        kafka_clients.require_answer(admin, within_s=TIMEOUT_S)
         return {}
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     asked = {TopicPartition(topic, number): latest for topic, numbers in positions.items() for number in numbers}

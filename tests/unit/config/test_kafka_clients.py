@@ -14,7 +14,7 @@ from fanout.admin import diagnosis, registry_commands
 from fanout.archiver import topic_reader
 from fanout.kafka import publishing, topic_scanner
 from fanout.reconcile import ledger
-from tests.support import certificates
+from tests.support import brokerless_kafka, certificates
 
 ROOT = Path(__file__).parents[3]
 VALUE = "hunter2"
@@ -111,6 +111,19 @@ def test_doctor_reports_a_wrong_option_and_runs_the_other_checks():
 def test_a_wrong_option_keeps_nobody_from_registering():
     """`fanout apply` asks Kafka for topics only to warn of subscriptions that may match no event."""
     assert registry_commands.known_types(WRONG) == frozenset()
+
+
+def test_a_cluster_without_an_active_broker_does_not_answer():
+    """Regression: librdkafka ended the driver by an assertion, when such a cluster answered `describe_cluster`."""
+    with brokerless_kafka.running() as address:
+        client = kafka_clients.admin(settings.KafkaSettings(bootstrap_servers=address))
+        with pytest.raises(confluent_kafka.KafkaException):
+            kafka_clients.require_answer(client, within_s=10)
+
+
+def test_no_code_calls_what_ends_the_process():
+    paths = [path for package in ("delivery", "fanout", "subscriptions_db") for path in (ROOT / package).rglob("*.py")]
+    assert [path for path in paths if ".describe_cluster(" in path.read_text()] == []
 
 
 def test_only_workers_and_the_local_broker_create_clients_elsewhere():
