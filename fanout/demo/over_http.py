@@ -10,7 +10,7 @@ import base64
 import contextlib
 import http.client
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,16 @@ class Client:
 
         Raise LocalStackError if the API refuses the request, is still busy, or does not answer.
         """
+        page: dict[str, Any] = orjson.loads(self._send("POST", path, document))
+        return page
+
+    def patch(self, path: str, document: Mapping[str, Any]) -> None:
+        """Change a resource by a PATCH request. Repeat it, and raise LocalStackError, as `post` does."""
+        self._send("PATCH", path, document)
+
+    def _send(self, method: str, path: str, document: Mapping[str, Any]) -> bytes:
         for _ in range(MAX_TRIES):
-            answer = self._ask("POST", path, orjson.dumps(document))
+            answer = self._ask(method, path, orjson.dumps(document))
             if answer.status not in BUSY:
                 break
             time.sleep(float(answer.headers.get("retry-after", "1")))
@@ -83,8 +91,7 @@ class Client:
                 f"the demo failed, and its processes are stopped: the API answered {answer.status} to {path}: "
                 f"{answer.body.decode(errors='replace')}. See the API's log, {_log('serve')}"
             )
-        page: dict[str, Any] = orjson.loads(answer.body)
-        return page
+        return answer.body
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> _Answer:
         headers = {"authorization": f"Bearer {self.key.reveal().decode()}", "content-type": "application/json"}
@@ -142,6 +149,15 @@ def poll(
                 f"the demo failed, and its processes are stopped: the polls returned no dead letter for {timeout_s} s, and "
                 f"{len(wanted - polled.seen)} of {len(wanted)} are missing. See the logs {_log('archive')} and {_log('job')}"
             )
+
+
+def retry_longer(admin: Client, endpoint_ids: Iterable[str], max_age_s: float) -> None:
+    """Let deliveries to endpoints wait in the retry lane for at most `max_age_s` seconds.
+
+    Raise LocalStackError if the API refuses a request or does not answer.
+    """
+    for endpoint_id in endpoint_ids:
+        admin.patch(f"/v1/endpoints/{endpoint_id}", {"retry": {"max_age_s": max_age_s}})
 
 
 def redrive(admin: Client) -> None:

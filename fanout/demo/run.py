@@ -294,6 +294,7 @@ def _poll_and_redrive(
         f"    … polled and acknowledged {len(polled.acknowledged)}, {len(polled.intact)} of them byte for byte as published"
     )
     scene.repairs.failing = True
+    over_http.retry_longer(admin, sorted(scenario.FAILING_ENDPOINTS), scenario.REPAIRED_MAX_AGE_S)
     over_http.redrive(admin)
     console.print("    … repaired its endpoints, and requested a redrive of its dead letters")
 

@@ -7,7 +7,7 @@ import pytest
 
 from delivery import errors
 from delivery.webhooks.results.log_entries import Due
-from fanout.demo import over_http
+from fanout.demo import over_http, scenario
 
 PUBLISHED = {("orders", 0, offset): b'{ "n": %d }' % offset for offset in range(4)}
 
@@ -44,6 +44,9 @@ class FakeApi:
                 return {"count": 1, "next_cursor": f"behind-{len(self.asked)}", "has_more": len(self.asked) < 3}
         return {}
 
+    def patch(self, path, document):
+        self.asked.append((path, document))
+
 
 def poll(api, wanted, *, timeout_s=60):
     return over_http.poll(api, api, {due(n) for n in wanted}, PUBLISHED, before_poll=lambda: None, timeout_s=timeout_s)
@@ -75,3 +78,10 @@ def test_all_waiting_dead_letters_are_redriven_page_by_page():
     over_http.redrive(api)
     assert [asked.get("cursor") for _, asked in api.asked] == [None, "behind-1", "behind-2"]
     assert all(asked["everything"] for _, asked in api.asked)
+
+
+def test_repaired_endpoints_get_time_for_all_redriven_deliveries():
+    """Regression: 295 of 422 redriven deliveries expired after 10 s, while the retry lane sent 1, 2, 4, … a second."""
+    api = FakeApi()
+    over_http.retry_longer(api, ["a", "b"], scenario.REPAIRED_MAX_AGE_S)
+    assert api.asked == [(f"/v1/endpoints/{name}", {"retry": {"max_age_s": 600}}) for name in ("a", "b")]

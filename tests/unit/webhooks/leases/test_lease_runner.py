@@ -1,4 +1,6 @@
-"""Of the runners of all leases of an endpoint, one at a time checks the endpoint's rate and host again and again."""
+"""A lease has several runners, and each attempts one entry after another. While the endpoint's rate or host permits no request,
+one runner of the endpoint checks both repeatedly. The other runners wait until that runner begins its request.
+"""
 
 import asyncio
 from dataclasses import dataclass
