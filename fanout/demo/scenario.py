@@ -45,9 +45,9 @@ DISABLED_ENDPOINT = "endpoint-13"
 GIVE_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
 """Retry settings of endpoints whose deliveries are to be given up during the demo, which cannot retry for days."""
 REPAIRED_MAX_AGE_S = 600
-"""The setting `retry.max_age_s` of FAILING_ENDPOINTS after their repair. The retry lane sends an endpoint that has recovered one
-delivery in its first micro-batch, then 2, 4, …, a micro-batch each second. The hundreds of redriven deliveries may need more
-time than GIVE_UP_EARLY permits."""
+"""The setting `retry.max_age_s` of FAILING_ENDPOINTS after their repair. The retry lane has a micro-batch each second. It sends
+an endpoint that has recovered one delivery in the first, then 2, 4, …. So hundreds of redriven deliveries may need more time
+than GIVE_UP_EARLY permits."""
 RETRY_OFTEN = {"schedule_s": [1, *[2] * 20]}
 """Retry settings of RECOVERING_ENDPOINTS: 21 retries, nearly all two seconds apart."""
 REJECTING_ENDPOINT = "batches-rejecting"
