@@ -126,7 +126,7 @@ class Reruns:
             self._is_untouched = False
         else:
             self._load_interrupted()
-        self._are_left_out = self._rerun is not None and self._has_read(self._rerun.ends, but_left_out=True)
+        self._are_left_out = self._rerun is not None and self._are_others_read(self._rerun.ends)
 
     def _load_interrupted(self) -> None:
         try:
@@ -160,29 +160,42 @@ class Reruns:
         if self._rerun is not None and self._rerun.batch_id == batch_id:
             self.work_log = self._rerun.work_log
             return
-        if self._rerun is not None and not is_pausing and not self._are_left_out and self._has_read(self._rerun.ends):
-            self._rerun = None
+        if self._rerun is not None and not is_pausing and not self._are_left_out:
+            reached = self._reached()
+            if reached is None or _covers(reached, self._rerun.ends):
+                self._rerun = None
         known = frozenset() if self._rerun is None or self._are_left_out else self._rerun.work_log.known
         self.work_log = dataclasses.replace(self._fresh, since_ms=_now_ms(), known=known)
 
-    def _has_read(self, ends: Ends, *, but_left_out: bool = False) -> bool:
-        """Return True if the committed micro-batches have read up to `ends` or further.
+    def _are_others_read(self, ends: Ends) -> bool:
+        """Return True if the query leaves topics of `ends` out, and committed micro-batches have read the others up to `ends`.
 
-        `but_left_out`: return True if that holds for all topics but those that the query leaves out, and there are such topics.
-        If the checkpoint cannot be read, log the error, and return whether the completed work can be forgotten.
+        False if the checkpoint cannot be read.
         """
+        if (reached := self._reached()) is None:
+            return False
+        others = {topic: ends[topic] for topic in ends.keys() & reached.keys()}
+        return len(others) < len(ends) and _covers(reached, others)
+
+    def _reached(self) -> Ends | None:
+        """Return the end offsets of the newest committed micro-batch; None, with an error in the log: they cannot be read."""
         try:
             _, committed = newest(self._spark, self._checkpoint)
-            reached = ends_of(self._spark, self._checkpoint, committed) if committed >= 0 else {}
-        except Exception:  # the log only prevents repeats
+            return ends_of(self._spark, self._checkpoint, committed) if committed >= 0 else {}
+        except Exception:  # the completed-work log only prevents repeats
             log.exception(
                 "the checkpoint %s could not be read after a micro-batch had run again. The lane continues. Some deliveries of "
                 "paused topics may be sent again. Check that the job may read this folder",
                 self._checkpoint,
             )
-            return not but_left_out
-        known = {topic: ends[topic] for topic in ends.keys() & reached.keys()} if but_left_out else ends
-        return reached == _later(reached, known) and (not but_left_out or len(known) < len(ends))
+            return None
+
+
+def _covers(reached: Ends, ends: Ends) -> bool:
+    """Return True if each offset in `ends` is reached: no partition has a smaller offset in `reached`."""
+    return all(
+        reached.get(topic, {}).get(number, 0) >= end for topic, partitions in ends.items() for number, end in partitions.items()
+    )
 
 
 def _later(ends: Ends, others: Ends) -> Ends:
