@@ -69,6 +69,8 @@ class Follower:
         self._stop = stop
         self._clock = clock
         self._published: Published | None = None
+        self._is_delta_too_large = False
+        """True: a full read must follow, because the published changes exceed REBASE_ROWS or REBASE_BYTES."""
         self._refused: errors.SettingsError | None = None
         self._failure: str | None = None
         """Error of the last read; None: the last read succeeded, or none has ended."""
@@ -193,7 +195,9 @@ class Follower:
                 changed_at = registry.changed_at(connection, changes.revision) if is_newer else None
                 advanced = published_registry.advanced(published, changes, self._clock(), changed_at=changed_at)
                 self._publish(advanced)  # a full read may take many seconds, and the changes take effect meanwhile
-                if not (is_newer and _exceeds_a_delta(advanced.changes)):
+                if is_newer:
+                    self._is_delta_too_large = _is_too_large(advanced.changes)
+                if not (is_newer and self._is_delta_too_large):
                     return
         base = registry.read_full(connection, self._ring, self._guard)
         row_security.require_all_customers(connection)
@@ -201,6 +205,7 @@ class Follower:
         self._publish(
             Published(base_id=uuid.uuid4().hex, base=base, changes=None, confirmed_at=self._clock(), changed_at=changed_at)
         )
+        self._is_delta_too_large = False
 
     def _publish(self, published: Published) -> None:
         before = self._published
@@ -237,7 +242,7 @@ class Follower:
             )  # fmt: skip
 
 
-def _exceeds_a_delta(changes: SnapshotChanges | None) -> bool:
+def _is_too_large(changes: SnapshotChanges | None) -> bool:
     return changes is not None and (len(changes) > REBASE_ROWS or pickling.size(changes) > REBASE_BYTES)
 
 

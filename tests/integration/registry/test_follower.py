@@ -118,6 +118,22 @@ def test_a_large_change_is_followed_by_a_new_snapshot_at_once(follower, connecti
     assert (later.base_id, list(later.changes.endpoints)) == (current.base_id, ["ep1"])
 
 
+def test_a_full_read_that_fails_after_a_large_change_is_repeated(follower, connection, ring, monkeypatch):
+    known, read_full, has_failed = follower.current(), registry_reader.read_full, threading.Event()
+
+    def fail_once(*asked):
+        if not has_failed.is_set():
+            has_failed.set()
+            raise errors.RegistryUnavailable("the connection broke")
+        return read_full(*asked)
+
+    monkeypatch.setattr(registry_reader, "read_full", fail_once)
+    many = [{"id": f"many-{number}", "customer": "c1", "url": "https://example.com/"} for number in range(2_001)]
+    apply.apply(connection, manifest.check({"endpoints": many}, guard.Guard()), ring)
+    current = assert_eventually(follower.current, lambda current: current.base_id != known.base_id)
+    assert (has_failed.is_set(), current.changes, len(current.base.endpoints)) == (True, None, 2_003)
+
+
 @pytest.mark.parametrize("key_id", ["k1", "another"])
 def test_a_key_ring_that_opens_no_secret_is_refused_at_the_start(database, key_id):
     """Without the check, every endpoint would be quarantined, and its events would be skipped."""
