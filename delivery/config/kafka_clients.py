@@ -24,6 +24,7 @@ from delivery.config.settings import KafkaSettings
 FAILURE_WITHIN_S = 3.0
 """Seconds in which `connection_failure` waits for a failure. A refusal comes within a round trip or two."""
 LOOK_S = 0.1
+"""Seconds for which one poll of `connection_failure` waits for a failure."""
 _NO_BROKER = confluent_kafka.KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001  # its public name
 FILES = {
     "ssl.ca.location": ("ssl_ca_file", "certificates of authorities"),

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from delivery import errors
+from delivery.config import kafka_clients, settings
 from delivery.stages import class_sharing
 from fanout.jvm import class_archive, jars, java
 from fanout.local import guardian
@@ -157,12 +157,13 @@ class EmbeddedKafka:
         return f"{'SASL_' if self._sasl_users else ''}{'SSL' if self._tls else 'PLAINTEXT'}"
 
     def client_settings(self) -> dict[str, str]:
-        """Return settings of the area `kafka` for a client that does not log in. Over TLS, it uses the broker's certificate."""
-        found = {"bootstrap_servers": self.bootstrap_servers}
-        if self._tls is None:
-            return found
-        files = {"ssl_ca_file": str(self._tls.authority), "ssl_keystore_file": str(self._tls.keystore)}
-        return found | files | {"security_protocol": self.security_protocol}
+        """Return settings of the area `kafka` for a client with the login and the certificate of the broker itself."""
+        found = {"bootstrap_servers": self.bootstrap_servers, "security_protocol": self.security_protocol}
+        if self._sasl_users:
+            found |= {"sasl_mechanism": "PLAIN", "sasl_username": "broker", "sasl_password": BROKER_PASSWORD}
+        if self._tls:
+            found |= {"ssl_ca_file": str(self._tls.authority), "ssl_keystore_file": str(self._tls.keystore)}
+        return found
 
     @property
     def pid(self) -> int:
@@ -252,22 +253,8 @@ class EmbeddedKafka:
         return path
 
     def _await_answer(self) -> None:
-        options: dict[str, str | int | float | bool] = {
-            "bootstrap.servers": self.bootstrap_servers,
-            "reconnect.backoff.max.ms": 200,
-            "log_level": 0,
-            "security.protocol": self.security_protocol,
-        }
-        if self._sasl_users:
-            options |= {"sasl.mechanism": "PLAIN", "sasl.username": "broker", "sasl.password": BROKER_PASSWORD}
-        if self._tls:
-            keystore = str(self._tls.keystore)
-            options |= {
-                "ssl.ca.location": str(self._tls.authority),
-                "ssl.certificate.location": keystore,
-                "ssl.key.location": keystore,
-            }
-        admin = AdminClient(options)
+        asking_often = {"librdkafka_options": {"reconnect.backoff.max.ms": "200"}}
+        admin = kafka_clients.admin(settings.KafkaSettings.model_validate(self.client_settings() | asking_often))
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(KafkaException):

@@ -95,7 +95,7 @@ def test_without_the_right_to_write_a_batch_is_rejected(jars, tmp_path):
     broker = local_kafka.EmbeddedKafka(tmp_path / "guarded", libraries=jars, sasl_users={"job": "word"}, is_guarded=True)
     broker.start()
     try:
-        operator = settings.KafkaSettings(**logins.login(broker, "broker", local_kafka.BROKER_PASSWORD))
+        operator = settings.KafkaSettings(**broker.client_settings())
         topic, results_topic = new_topic(operator), new_topic(operator)
         admin = AdminClient(kafka_clients.for_librdkafka(operator))
         for made in admin.create_acls([right(topic, "READ"), right(topic, "DESCRIBE"), right(results_topic, "WRITE")]).values():

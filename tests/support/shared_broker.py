@@ -27,7 +27,7 @@ class SharedBroker:
     pid: int
 
     def client_settings(self) -> dict[str, str]:
-        return {"bootstrap_servers": self.bootstrap_servers}
+        return {"bootstrap_servers": self.bootstrap_servers, "security_protocol": "PLAINTEXT"}
 
 
 @contextlib.contextmanager
