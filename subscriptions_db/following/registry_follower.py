@@ -197,7 +197,7 @@ class Follower:
                 self._publish(advanced)  # a full read may take many seconds, and the changes take effect meanwhile
                 if is_newer:
                     self._is_delta_too_large = _is_too_large(advanced.changes)
-                if not (is_newer and self._is_delta_too_large):
+                if not self._is_delta_too_large:
                     return
         base = registry.read_full(connection, self._ring, self._guard)
         row_security.require_all_customers(connection)
