@@ -20,8 +20,8 @@ from fanout.kafka import publishing
 from fanout.redrive import redrive_plan
 
 NOTES_PER_FLUSH = 1000
-"""Number of notes after which the enqueuer waits until Kafka has their retry entries, then writes these notes to the
-attempts topic."""
+"""Number of notes that the enqueuer collects. A note says which dead letters were redriven. The enqueuer then waits until Kafka
+has the retry entries of these dead letters, and writes the notes to the attempts topic."""
 MAX_BUFFERED_LETTERS, MAX_BUFFERED_BYTES = 10_000, 64 * 1024 * 1024
 """Number of dead letters, or bytes of payload in base64, at which the enqueuer writes its buffer. Dead letters of one endpoint
 and one delivery mode that are written together share records. A batch stays in the buffer until all its chosen dead letters

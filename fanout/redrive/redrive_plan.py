@@ -187,7 +187,10 @@ def entry_of(
 
 
 class Record(NamedTuple):
-    """Record of the retries topic for dead letters of one endpoint, customer and delivery mode, and their note."""
+    """A record of the retries topic that enqueues dead letters of one endpoint, customer and delivery mode again.
+
+    The note beside it says, in the attempts topic too, that these dead letters were redriven.
+    """
 
     key: bytes
     postponed: bytes

@@ -100,7 +100,10 @@ def _join(folder: Path, stacks: Mapping[str, Path]) -> None:
 
 
 def _cpu_s(processes: Processes, before: Mapping[int, cpu_times.CpuTimes]) -> dict[str, dict[str, float]]:
-    """Return the CPU seconds of each role by names of threads. A process that is not in `before` counts from its start."""
+    """Return role → name of a thread → CPU seconds since `before`, of all processes of the role.
+
+    A process that is not in `before` counts from its start.
+    """
     spent: dict[str, dict[str, float]] = {}
     for process, role in processes:
         of_role = spent.setdefault(role, {})

@@ -47,7 +47,8 @@ BACK_SHARE = 0.8
 BACK_WITHIN_S = 60
 """Seconds within which the throughput must have recovered after the disturbance."""
 LAST_S = 300
-"""Seconds within which all published events must arrive."""
+"""Seconds within which the last event must arrive, once the throughput has recovered. The warm-up may take as long, beside the
+start."""
 _BUSY = "while True: pass"
 _HOG = (
     "import sys, time\nheld = bytearray({size})\nwhile True:\n    held[::4096] = bytes(len(held) // 4096)\n    time.sleep(0.2)"

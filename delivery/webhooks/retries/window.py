@@ -24,9 +24,10 @@ instead. Until then the endpoint is suppressed while entries without an order ke
 NEVER_MS = 2**62
 """A time that never comes, in ms since the epoch."""
 KNOWLEDGE_MS = 60_000
-"""Milliseconds after a report, or after the end of a back-off, in which deferrals by other lanes cause no back-off: their
-reasons may be older than a recovery. `Window.known_until_ms` is the end of this time. The window of an endpoint without entries
-is kept at least as long."""
+"""Milliseconds for which the retry lane's own knowledge of an endpoint counts as new, from the report of a lease on. During a
+back-off of the endpoint, they begin at the back-off's end. Until they are over (`Window.known_until_ms`), deferrals by other
+lanes start no back-off, because their reasons may be older than a recovery. The window of an endpoint without entries is kept
+at least as long."""
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
@@ -50,7 +51,7 @@ class ShardPolicy:
     probe_interval_s: float = 5.0
     max_probe_interval_s: float = 60.0
     max_lease_entries: int = 256
-    """Largest window, and most entries in one lease. Setting `max_turn`."""
+    """Most requests in flight to an endpoint (its largest window), and most entries in one lease. Setting `retry.max_turn`."""
     max_pending: int = 200_000
     """Maximum of events of one endpoint that may wait in the retry lane. See `admits`."""
     disable_after_s: float = 432_000.0

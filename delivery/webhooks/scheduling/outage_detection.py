@@ -42,11 +42,11 @@ UNREACHABLE_CLASSES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reachability:
-    """The destinations that responded or could not be reached, and which of them responded. `a + b` merges two observations.
+    """The destinations and customers that responded, and those that could not be reached. `a + b` merges two observations.
 
-    A destination is the scheme, host and port of a URL: a hundred endpoints behind one gateway count as one. Destinations and
-    customers are stored as digests. Of more than MAX_SAMPLE the smallest digests are kept, so the sample does not depend on the
-    order of merging.
+    A destination is the scheme, host and port of a URL: a hundred endpoints behind one gateway count as one. A customer
+    responded if one of the customer's destinations did. Both are stored as digests. Of more than MAX_SAMPLE the smallest
+    digests are kept, so the sample does not depend on the order of merging.
     """
 
     destinations: Mapping[int, bool] = field(default_factory=dict)

@@ -134,8 +134,8 @@ def _further_lines(event: Event) -> str:
     for name, value in event.attributes:
         if not event_attributes.is_name(name):
             raise ValueError(
-                f"the event has a CloudEvents attribute with the invalid name {name[:40]!a}, which would become another "
-                "header, so the request was not sent. Find the program that wrote the event"
+                f"event {event.event_id[:40]!a} has a CloudEvents attribute with the invalid name {name[:40]!a}, which would "
+                "become another header, so the request was not sent. Correct the name in the program that wrote the event"
             )
         lines += f"ce-{name}: {urllib.parse.quote(event_attributes.as_text(value), safe=_PRINTABLE)}\r\n"
     return lines
@@ -159,8 +159,8 @@ def _described(media_type: str, lines: str) -> bytes:
     """
     if not opaque.is_media_type(media_type):
         raise ValueError(
-            "the media type of the payload is not valid, and would become another header, so the request was not sent. Find "
-            "the program that wrote the event"
+            "the media type of the payload is not valid, and would become another header, so the request was not sent. Correct "
+            "it in the program that wrote the event"
         )
     return f"content-type: {media_type}\r\n{lines}".encode("ascii")
 
