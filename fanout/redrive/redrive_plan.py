@@ -82,7 +82,10 @@ class Newest(NamedTuple):
 
 
 class Redriven:
-    """Remember the redriven dead letters: for each delivery, the time of its newest dead letter with a note."""
+    """Remember which dead letters were redriven: for each delivery, the time of its newest redriven one.
+
+    A redrive leaves a note about each dead letter (NOTE, RedrivenEntry).
+    """
 
     def __init__(self) -> None:
         self._until_ms: dict[Delivery, int] = {}

@@ -111,11 +111,11 @@ def read_retries(spark: SparkSession, config: settings.Settings, *, executors: i
 
     A new checkpoint begins at the first record of each topic.
 
-    A micro-batch has at most about `source.max_events_per_batch` records for each of `executors`. Behind a large record come
-    padding records without a value, one for every full 4 KiB (retry_records.records). So the records have at most about
-    4 KiB on average, and a micro-batch has at most about 80 MB by default. Each partition may add one record of up to 10 MiB to
-    the micro-batch. A task holds in memory the micro-batch's records for one shard (a key of the lane's state), and 64 MiB of
-    Arrow (spark.sql.execution.arrow.maxBytesPerBatch).
+    A micro-batch has at most about `source.max_events_per_batch` times `executors` records. Behind a large record come padding
+    records without a value, one for every full 4 KiB (retry_records.records). So the records have at most about 4 KiB on
+    average, and by default a micro-batch has at most about 80 MB for each executor. Each partition may add one record of up to
+    10 MiB to the micro-batch. A task holds in memory the micro-batch's records for one shard (a key of the lane's state), and
+    64 MiB of Arrow (spark.sql.execution.arrow.maxBytesPerBatch).
     """
     options = {
         "subscribe": f"{config.delivery.retries_topic},{config.retry.ticks_topic}",

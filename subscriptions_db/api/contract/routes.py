@@ -238,7 +238,8 @@ class Route:
     needs_permission: bool = False
     """The handler answers 409 until the receiver permits deliveries, although the route changes nothing in the registry."""
     is_open: bool = False
-    """The route needs no API key: the token in its path shows that the receiver was asked. `scopes` is empty."""
+    """The route needs no API key: a receiver calls it to permit deliveries. In its path is the token that the receiver got with
+    the question. `scopes` is empty."""
     header: str | None = None
     """The name of the header that the handler reads."""
     is_conditional: bool = False

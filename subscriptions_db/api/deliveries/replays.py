@@ -51,7 +51,7 @@ class Replay(expansion.Expandable):
     until: dt.datetime | None
     """End of the time range. Null: a resent delivery."""
     event_types: list[str] | None
-    """The event types of the time range. Null: all, or a resent delivery."""
+    """The event types to which the replay of a time range is limited. Null: all types, or a resent delivery."""
     webhook_id: str | None
     """The resent delivery. Null: a time range."""
     state: ReplayState
