@@ -27,14 +27,14 @@ MAX_JSON_BYTES = 2**20
 MAX_UNCOUNTED_BYTES = 2**23
 """Bound of a body's JSON, by its length, up to which the JSON is not counted. To convert so much takes about one second and
 150 MB. A body of 262,144 bytes is within the bound if no byte can be more than 32 bytes of JSON."""
-_NULL = 4
-"""Bytes of JSON of `null` and of `true`."""
+_NULL_BYTES = 4
+"""Number of bytes that `null` takes in JSON. `true` takes as many."""
 _QUOTES = 2
-"""Bytes of two quotation marks."""
+"""Number of bytes of two quotation marks."""
 _RECORD, _UNION, _BLOCKS, _ENUM, _NUMBER, _TEXT, _FIXED = range(7)
 """Kinds of types, by how their bytes are read. _BLOCKS: an array or a map. _TEXT: a length, and as many bytes."""
 _PRIMITIVES = {
-    "null": (_FIXED, _NULL, 0), "boolean": (_FIXED, _NULL, 1), "float": (_FIXED, 1, 4), "double": (_FIXED, 1, 8),
+    "null": (_FIXED, _NULL_BYTES, 0), "boolean": (_FIXED, _NULL_BYTES, 1), "float": (_FIXED, 1, 4), "double": (_FIXED, 1, 8),
     "int": (_NUMBER, 1, 1), "long": (_NUMBER, 1, 1), "bytes": (_TEXT, _QUOTES, 1), "string": (_TEXT, _QUOTES, 1),
 }  # fmt: skip
 """Kind, least bytes of JSON and least bytes in Avro of each primitive type."""

@@ -56,8 +56,8 @@ class Counters:
     own_delay_s: float = 0.0
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
     reused_ids: int = 0
-    """Due events with the source and id of an earlier event and another payload. Rejected events do not count
-    (`delivery.webhooks.routing.seen_ids`)."""
+    """Events that were due to a subscription, and had the source and id of an earlier event but another payload. An estimate,
+    without the events that were rejected for it (`delivery.webhooks.routing.seen_ids`)."""
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced by the time at which Kafka appended the record."""
     taken_apart: int = 0

@@ -79,9 +79,10 @@ class Publishing:
         *,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        """`write` adds published events to the counts of all processes. Each request occupies a `place` of its key.
+        """`write` adds published events to the counts that all processes of the API share.
 
-        Bodies in progress have at most `max_bytes` in sum.
+        `place` bounds the waiting requests of a customer, or of a key without a customer: a request occupies a place until it
+        is answered. The bodies of all requests in progress have at most `max_bytes` together.
         """
         self._place = place
         self._max_bytes = max_bytes
