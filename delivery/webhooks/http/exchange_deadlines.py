@@ -29,9 +29,9 @@ Deadline = tuple[float, float, float]
 """Two times at which an exchange ends, and a third that says whose delay it was, in seconds:
 1. By the endpoint clock, which leaves own delay out. At this time the exchange ends: the endpoint took too long.
 2. By the event loop's clock. At this time the exchange ends in any case.
-3. By the endpoint clock. An exchange has ended at the second time. If it is past the third then, the endpoint took too long.
-   Otherwise the delay is our own. Without this rule, an endpoint that never answers would be blameless on a machine that is
-   always busy.
+3. By the endpoint clock. If this clock has reached this time when the second time ends the exchange, the endpoint took too
+   long. Otherwise the delay is our own. Without this rule, an endpoint that never answers would be blameless on a machine that
+   is always busy.
 A plain tuple, because each request makes a Deadline."""
 
 

@@ -220,9 +220,9 @@ def find_fitting(
 def fitting_letters(
     connection: connect.Connection, customer_id: str, found: FoundLetters, *, place: int, held: int = 0
 ) -> FoundLetters:
-    """Return the first positions of a page that fit into an answer with `held` bytes already. The page begins at `place`.
+    """Return the page `found`, cut behind the last dead letter that fits into an answer that has `held` bytes already.
 
-    An answer without bytes (`held` 0) takes at least one dead letter, of any size.
+    If `held` is 0, the page keeps at least one dead letter, of any size. `place` is where the search for the page began.
     """
     positions = found.positions[: answer_size.count(sizes(connection, customer_id, found.positions), held=held)]
     if len(positions) == len(found.positions):
