@@ -154,7 +154,7 @@ def poll(
 def retry_longer(admin: Client, endpoint_ids: Iterable[str], max_age_s: float) -> None:
     """Let deliveries to endpoints wait in the retry lane for at most `max_age_s` seconds.
 
-    Raise LocalStackError if the API refuses a request or does not answer.
+    The other settings of `retry` get their defaults. Raise LocalStackError if the API refuses a request or does not answer.
     """
     for endpoint_id in endpoint_ids:
         admin.patch(f"/v1/endpoints/{endpoint_id}", {"retry": {"max_age_s": max_age_s}})

@@ -108,8 +108,8 @@ class EndpointFields(parts.ManifestPart):
     tls: parts.TlsFields = parts.TlsFields()
     """TLS settings of connections, where they differ from the system's."""
     max_in_flight: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Maximum of concurrent first attempts, and also of concurrent retries: together up to twice as many. Each is divided among
-    the workers, and a worker may have at least one. Null: the operator's bound for each worker holds."""
+    """Maximum concurrent requests to the endpoint, divided among the workers. Each worker may have at least one. First attempts
+    and retries are counted apart. Null: the operator's bound for each worker holds."""
     max_per_second: Annotated[float, Field(gt=0, le=100_000)] | None = None
     """Maximum requests a second to the endpoint. Null: no limit."""
     batch: parts.BatchFields = parts.BatchFields()

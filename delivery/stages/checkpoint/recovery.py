@@ -168,9 +168,9 @@ class Reruns:
         self.work_log = dataclasses.replace(self._fresh, since_ms=_now_ms(), known=known)
 
     def _are_others_read(self, ends: Ends) -> bool:
-        """Return True if the query leaves topics of `ends` out, and committed micro-batches have read the others up to `ends`.
+        """Return True if committed micro-batches have read up to `ends`, except topics that the newest of them lacks.
 
-        False if the checkpoint cannot be read.
+        There must be such topics: as a rule, those that the query leaves out. False if the checkpoint cannot be read.
         """
         if (reached := self._reached()) is None:
             return False

@@ -174,8 +174,8 @@ class Endpoint(described.DescribedModel):
     tls: Tls
     """TLS settings of connections, without the private key."""
     max_in_flight: int | None
-    """Maximum of concurrent first attempts, and also of concurrent retries: together up to twice as many. Each is divided among
-    the workers, and a worker may have at least one. Null: the operator's bound for each worker holds."""
+    """Maximum concurrent requests to the endpoint, divided among the workers. Each worker may have at least one. First attempts
+    and retries are counted apart. Null: the operator's bound for each worker holds."""
     max_per_second: float | None
     """Maximum requests a second to the endpoint. Null: no limit."""
     batch: parts.BatchFields

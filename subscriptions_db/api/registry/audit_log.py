@@ -108,8 +108,8 @@ def list_(call: Call) -> AuditEntries:
 def _fitting(call: Call, side: Side, asked: dict[str, Any], limit: int) -> tuple[list[AuditEntry], bool]:
     """Return the matches nearest to the place in `asked` that fit into one answer, at most `limit`, and True if more are known.
 
-    Read ENTRIES_PER_READ entries first, and twice as many with each further read. Stop when all are read, or when the answer
-    has `limit` entries or its maximum size. So a page of large entries takes little memory.
+    Read ENTRIES_PER_READ entries first, and twice as many with each further read. Stop when all are read, or when more are
+    read than `limit` or the maximum size of an answer permits. So a page of large entries takes little memory.
     """
     items: list[AuditEntry] = []
     sizes: list[int] = []

@@ -132,6 +132,10 @@ def test_a_full_read_that_fails_after_a_large_change_is_repeated(follower, conne
     apply.apply(connection, manifest.check({"endpoints": many}, guard.Guard()), ring)
     current = assert_eventually(follower.current, lambda current: current.base_id != known.base_id)
     assert (has_failed.is_set(), current.changes, len(current.base.endpoints)) == (True, None, 2_003)
+    for _ in range(2):  # further looks, without another full read
+        before = current
+        current = assert_eventually(follower.current, lambda later: later.confirmed_at > before.confirmed_at)  # noqa: B023
+    assert current.base_id == before.base_id
 
 
 @pytest.mark.parametrize("key_id", ["k1", "another"])
