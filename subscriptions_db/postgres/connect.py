@@ -190,7 +190,7 @@ def translated_errors() -> Iterator[None]:
         raise errors.RegistrationError(
             "",
             f"Postgres refuses a value ({_unquoted(_said(exc.diag.message_primary or str(exc)))}), and nothing was written. "
-            "Correct the value",
+            "Search the document or request for a value that fits this text, correct it, and send the change again",
         ) from exc
     except _MISSING as exc:
         raise errors.RegistryOutdated(

@@ -258,7 +258,8 @@ class Dispatcher(Generic[Sent]):
     async def _attempt_next(self, runner: asyncio.Task[None]) -> bool:
         """Attempt the first delivery of the next ready queue, if it may begin. Called by a runner.
 
-        Return False if the attempt has moved to the background: the runner must end, because another runner may have its place.
+        Return False if the attempt has moved to the background. The runner must then end: the pool no longer counts it, and may
+        have started another in its place.
         """
         queue = self._ready.pop()
         ready = len(self._ready.line)

@@ -152,10 +152,10 @@ class LaneDriver:
         report: Callable[[Results], None],
         complete: Callable[[Results], Results],
     ) -> Results:
-        """Return `complete` of the result of `work`. While `work` runs, call `report` each RESULTS_EVERY_S.
+        """Await `work`, and return `complete(results)`. Until then, call `report(complete(new))` each RESULTS_EVERY_S.
 
-        `report` gets `complete` of the new outcomes, and is not called if there are none. Runs in the loop, because the loop is
-        busy: requests for results from the task's thread would wait. Cancel `work` and raise Orphaned if the JVM is gone.
+        `new` are the new outcomes. Without any, `report` is not called. Runs in the event loop: calls from the task's thread
+        would wait, because the loop is busy. Cancel `work` and raise Orphaned if the JVM is gone.
         """
         running = asyncio.ensure_future(work)
         try:
