@@ -3,7 +3,7 @@
 Run: `python -m tests.benchmarks.slow_endpoints`. The dispatcher, the response times and the background attempts are the real
 ones; time, endpoints and Spark are simulated, so the figures are the same on every machine. Micro-batches of two tasks follow
 one another, and each task runs in one of six workers. A micro-batch costs Spark BASE_S, and no work of ours costs time.
-Suppressed endpoints get no request for SUPPRESSED_S. Latency is from the arrival of an event to the begin of its request.
+The driver's list of unhealthy endpoints is real, too. Latency is from the arrival of an event to the begin of its request.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import sys
 from typing import Any
 
 from delivery.model import Attempt, Delivery, OutcomeKind
-from delivery.registry_model import Endpoint, EndpointId
-from delivery.webhooks.scheduling import background_attempts
-from delivery.webhooks.scheduling.response_times import FirstResponses
+from delivery.registry_model import Endpoint
+from delivery.stages.lanes import unhealthy_endpoints
+from delivery.webhooks.dispatching.endpoint_queue import DispatchReport
+from delivery.webhooks.scheduling import background_attempts, unhealthy
 from load_tests.harness.behaviour import Behaviour
 from tests.support import builders, fakes
-from tests.support.dispatching import dispatcher_of
+from tests.support.dispatching import dispatcher_of, new_memory
 
 ENDPOINTS, PER_S, WORKERS = 7_000, 420, 6
 """The direct part of the load test `slow_endpoints`: seven of ten endpoints and events."""
-BASE_S, SUPPRESSED_S = 0.25, 30.0
+BASE_S, ATTEMPT_S = 0.25, 15.0
 PHASES = {"healthy": 60.0, "slow": 120.0}
 """Seconds of each phase."""
 BEHAVIOUR = Behaviour(slow_of_100=5)
@@ -52,22 +53,19 @@ class Worker:
 
     def __init__(self, endpoints: Endpoints, clock: fakes.PassingClock) -> None:
         self._endpoints, self._clock = endpoints, clock
-        self._kept: dict[str, Any] = {
-            "breakers": {},
-            "background": background_attempts.BackgroundAttempts(15.0, 256, lambda _: None),
-            "response_times": {},
-            "first_responses": FirstResponses(),
-            "without_response": {},
-        }
+        self._memory = new_memory(clock)
+        self._background = background_attempts.BackgroundAttempts(15.0, 256, lambda _: None)
 
-    async def deliver(self, due: list[Delivery]) -> tuple[list[Delivery], frozenset[EndpointId]]:
-        """Return the deliveries that a task has made, and the endpoints that it reports as unresponsive."""
-        dispatcher = dispatcher_of(self._endpoints, self._clock, **self._kept)
+    async def deliver(self, due: list[Delivery], known: unhealthy.Unhealthy) -> tuple[list[Delivery], DispatchReport]:
+        """Return the deliveries that a task has made, and its report."""
+        dispatcher = dispatcher_of(
+            self._endpoints, self._clock, late=known.late, memory=self._memory, background=self._background
+        )
         for delivery in due:
             dispatcher.submit(delivery)
         await dispatcher.finish()
         made = [outcome.delivery for outcome in dispatcher.drain() if outcome.kind is OutcomeKind.DELIVERED]
-        return made, dispatcher.report().unresponsive
+        return made, dispatcher.report()
 
 
 def number_of(delivery: Delivery) -> int:
@@ -83,24 +81,24 @@ async def simulate() -> dict[str, Any]:
     """Return the figures of each phase, and the ratios of the second to the first."""
     rng, clock = random.Random(1), fakes.PassingClock()
     clock.install()
-    known = [
+    registered = [
         builders.endpoint(f"ep{number}", url=f"https://h{number}.example/", customer_id=f"c{number}")
         for number in range(ENDPOINTS)
     ]
     weights = list(itertools.accumulate((number + 1) ** -0.9 for number in range(ENDPOINTS)))
     endpoints = Endpoints(rng)
     workers = [Worker(endpoints, clock) for _ in range(WORKERS)]
-    suppressed: dict[EndpointId, float] = {}
+    known = unhealthy_endpoints.UnhealthyEndpoints(ATTEMPT_S, clock)
     arrives_at = clock.now
     found: dict[str, Any] = {}
     for phase, seconds in PHASES.items():
         endpoints.is_disturbed = phase == "slow"
         latencies_s, lasted_s, reports, deferred, ends_at = [], [], 0, 0, clock.now + seconds
         while clock.now < ends_at:
-            began, arrived, tasks = clock.now, {}, ([], [])
+            began, arrived, tasks, now_unhealthy = clock.now, {}, ([], []), known.current()
             while arrives_at <= began:
-                delivery = builders.delivery(endpoint=known[bisect.bisect(weights, rng.random() * weights[-1])])
-                if suppressed.get(delivery.endpoint.endpoint_id, 0.0) > began:
+                delivery = builders.delivery(endpoint=registered[bisect.bisect(weights, rng.random() * weights[-1])])
+                if delivery.endpoint.endpoint_id in now_unhealthy.suppressed:
                     deferred += 1
                 else:
                     arrived[id(delivery)] = arrives_at
@@ -108,9 +106,10 @@ async def simulate() -> dict[str, Any]:
                 arrives_at += 1 / PER_S
             await asyncio.sleep(BASE_S)
             chosen = zip(rng.sample(workers, 2), tasks, strict=True)
-            for made, unresponsive in await asyncio.gather(*(worker.deliver(due) for worker, due in chosen)):
-                reports += len(unresponsive)
-                suppressed |= dict.fromkeys(unresponsive, clock.now + SUPPRESSED_S)
+            for made, report in await asyncio.gather(*(worker.deliver(due, now_unhealthy) for worker, due in chosen)):
+                reports += len(report.unresponsive)
+                known.add_late(report.late)
+                known.add_unresponsive(report.unresponsive)
                 latencies_s += [
                     began + BASE_S - arrived[id(delivery)] for delivery in made if BEHAVIOUR.is_healthy(number_of(delivery))
                 ]

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from delivery.webhooks.policy import retry_reasons
-from delivery.webhooks.scheduling import deferral, endpoint_clock, response_times
+from delivery.webhooks.scheduling import endpoint_clock, response_times, unhealthy
 from tests.integration.customers import Customers, Source, working
 from tests.support import builders
 
@@ -30,12 +30,12 @@ class SomeHang(Customers):
     def __init__(self, *hanging):
         super().__init__()
         self.arrivals = collections.defaultdict(list)
-        self._hanging = hanging
+        self.hanging = set(hanging)
 
     async def answer(self, request):
         name = request.match_info["name"]
         self.arrivals[name].append(time.monotonic())
-        if name in self._hanging:
+        if name in self.hanging:
             await self.ended.wait()
         return web.Response()
 
@@ -47,14 +47,14 @@ def records():
     ]
 
 
-def micro_batch(here, source, held=deferral.NONE_SUPPRESSED):
+def micro_batch(here, source, known=unhealthy.NONE):
     """Deliver some events to each endpoint; return (seconds it took, outcomes by endpoint, kind and reason).
 
     The seconds leave out those in which the worker waited for its own machine since the last micro-batch, as the worker does
     when it judges endpoints.
     """
     began = time.monotonic()
-    reports = list(here.deliver([records()], source, held))
+    reports = list(here.deliver([records()], source, known))
     outcomes = [outcome for results in reports for outcome in results.outcomes]
     kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in outcomes)
     return time.monotonic() - began - sum(results.own_delay_s for results in reports), kinds
@@ -110,9 +110,23 @@ def test_one_hanging_endpoint_delays_only_one_micro_batch(platform):
 
 def test_an_endpoint_that_the_retry_lane_holds_back_is_not_asked(platform):
     customers, here, source = platform
-    took_s, kinds = micro_batch(here, source, dict.fromkeys(("ep7", "somebody-else"), retry_reasons.CIRCUIT_OPEN))
+    suppressed = dict.fromkeys(("ep7", "somebody-else"), retry_reasons.CIRCUIT_OPEN)
+    took_s, kinds = micro_batch(here, source, unhealthy.Unhealthy(suppressed, {}))
     assert (kinds["ep7", "postponed", retry_reasons.CIRCUIT_OPEN], customers.arrivals["ep7"]) == (EVENTS, [])
     assert took_s < TIMEOUT_S / 2
+
+
+def test_a_worker_hardly_waits_for_an_endpoint_that_another_one_reported(platform):
+    customers, here, source = platform
+    here.write_background_results_by(lambda *_: None)
+    customers.hanging.clear()
+    micro_batch(here, source)
+    customers.hanging.add("ep7")
+    took_s, kinds = micro_batch(here, source, unhealthy.Unhealthy({}, {"ep7": 1.0}))
+    assert kinds["ep7", "postponed", retry_reasons.UNDER_WAY] == EVENTS
+    assert took_s < response_times.MIN_MARGIN_S
+    customers.end()
+    here.wait_until_idle(MOST_S)
 
 
 def test_an_outage_is_reported_and_suppresses_no_endpoint(platform):

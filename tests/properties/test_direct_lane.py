@@ -19,7 +19,7 @@ from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_records
 from delivery.webhooks.routing import intake, registries
 from tests.support import builders, fakes, thoroughness
-from tests.support.dispatching import fast_lane
+from tests.support.dispatching import fast_lane, new_memory
 
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 MAX_KAFKA_BYTES = 1024 * 1024
@@ -161,14 +161,15 @@ fates = st.sampled_from([None, None, "timeout", "connect", "local", "server_erro
 )
 def test_every_due_delivery_ends_in_one_outcome(registered, answers, held, events):
     """Micro-batches run one after the other, with any endpoints and answers. Postponed deliveries become retry entries."""
-    clock, breakers, answered = fakes.PassingClock(), {}, itertools.cycle(answers)
+    clock, answered = fakes.PassingClock(), itertools.cycle(answers)
+    memory = new_memory(clock)
     to = [builders.endpoint(name, **fields) for name, fields in zip(NAMES, registered, strict=True)]
     due = [builders.subscription(f"s-{name}", endpoint_id=name, event_type="*") for name in NAMES]
     registry = registries.WholeRegistry("base", builders.snapshot(*to, *due))
     sender = fakes.FakeSender(lambda *_: next(answered), clock)
 
     async def micro_batch(count):
-        dispatcher, deferrals = fast_lane(sender, clock, suppressed=held, breakers=breakers, quick_retry=backoff.QuickRetry())
+        dispatcher, deferrals = fast_lane(sender, clock, suppressed=held, memory=memory, quick_retry=backoff.QuickRetry())
         begun = direct_lane.DirectLane(registry, dispatcher, deferrals, parsing.Layout())
         records = [
             builders.record(offset=n, value=orjson.dumps({"id": f"e{n}", "tenant_id": "t1", "a": n % 3})) for n in range(count)

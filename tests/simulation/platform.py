@@ -17,7 +17,7 @@ import orjson
 
 from delivery.model import Record
 from delivery.registry_model import AttemptedEndpoint, Disable
-from delivery.stages.lanes import suppressed_endpoints
+from delivery.stages.lanes import unhealthy_endpoints
 from delivery.webhooks.batching import segment
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane
@@ -27,7 +27,7 @@ from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
-from delivery.webhooks.scheduling import deferral, outage_detection, outage_history
+from delivery.webhooks.scheduling import outage_detection, outage_history, unhealthy
 from tests.simulation import shards, virtual, worker
 from tests.simulation.world import World
 
@@ -71,7 +71,7 @@ class Platform:
         self._retries_at_ms: list[int] = []
         """When each record of the retries topic was appended."""
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
-        self._suppressed = suppressed_endpoints.SuppressedEndpoints(worker.ATTEMPT_S, asyncio.get_running_loop().time)
+        self._unhealthy = unhealthy_endpoints.UnhealthyEndpoints(worker.ATTEMPT_S, asyncio.get_running_loop().time)
         self.network_health = outage_detection.NetworkHealth()
         self.outages = outage_history.Outages()
         self._mended = asyncio.Event()
@@ -101,7 +101,7 @@ class Platform:
             begun, before = self._ends(), frozenset[completed_work.Key]()
             while True:
                 await self._until_the_network_works()
-                lane = process.direct(self._known(), self._held_now(), before)
+                lane = process.direct(self._known(), self._unhealthy_now(), before)
                 if await self._lives(self._delivered(process, lane, _some(records, 50)), is_fast=True):
                     break
                 lane.abandon()
@@ -123,7 +123,7 @@ class Platform:
                 collected = await self._collected(process, known, records, at_ms)
                 decided = [shard.decide(came, at_ms) for shard, came in zip(self.batches, collected, strict=True)]
                 leaving = [batch for decision in decided for batch in decision.batches]
-                lane = process.batches(known, self._held_now(), before)
+                lane = process.batches(known, self._unhealthy_now(), before)
                 if await self._lives(self._delivered(process, lane, _some(leaving, 5)), is_fast=True):
                     break
                 lane.abandon()
@@ -160,7 +160,7 @@ class Platform:
             self._committed["retry"] = end
             for shard, decision in zip(self.shards, decided, strict=True):
                 shard.commit(decision, at_ms)
-            self._suppressed.set_failing(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
+            self._unhealthy.set_failing(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
             failing = frozenset().union(*(shard.backlog.failing for shard in self.shards))
             own = [
                 AttemptedEndpoint(endpoint.endpoint_id)
@@ -226,8 +226,8 @@ class Platform:
                 self._mended.clear()
                 await asyncio.wait_for(self._mended.wait(), wait_s)
 
-    def _held_now(self) -> deferral.SuppressedEndpoints:
-        return self._suppressed.current()
+    def _unhealthy_now(self) -> unhealthy.Unhealthy:
+        return self._unhealthy.current()
 
     def _ends(self) -> dict[str, int]:
         return {topic: len(written) for topic, written in self.topics.items()}
@@ -268,7 +268,8 @@ class Platform:
         if last.reach.is_broken():
             process.memory.breakers.clear()
         if not self.network_health.is_broken:
-            self._suppressed.add_unresponsive(last.unresponsive)
+            self._unhealthy.add_late(last.late)
+            self._unhealthy.add_unresponsive(last.unresponsive)
         if last.gone:
             self._disable(last.gone, error_classes.GONE)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from delivery.webhooks.clocks import driver_clock
-from delivery.webhooks.dispatching import dispatch, endpoint_queue
+from delivery.webhooks.dispatching import dispatch, endpoint_memory
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import batch_lane, direct_lane, retry_lane
@@ -18,7 +18,7 @@ from delivery.webhooks.results import completed_work, topic_rows
 from delivery.webhooks.results.task_results import Results, background_results
 from delivery.webhooks.retries import health_hints
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import background_attempts, deferral, host_limits, limits
+from delivery.webhooks.scheduling import background_attempts, deferral, host_limits, limits, unhealthy
 from delivery.webhooks.sending import sender
 from tests.simulation.shards import POLICY
 from tests.simulation.virtual import now_s
@@ -39,7 +39,7 @@ class Worker:
         ahead_s = rng.choice(CLOCKS)
         self.now_s = driver_clock.DriverClock(lambda: now_s() + ahead_s)
         self.sender = sender.Sender(world, guard.Guard(), timeout_s=ATTEMPT_S, clock=self.now_s, monotonic=loop.time)
-        self.memory = endpoint_queue.EndpointMemory(
+        self.memory = endpoint_memory.EndpointMemory(
             paces={}, hosts=host_limits.Hosts(LIMITS, loop.time), breakers={}, response_times={}
         )
         self.acceptances = health_hints.Acceptances(health_hints.report_interval_s(POLICY.disable_after_s), rng)
@@ -75,21 +75,24 @@ class Worker:
         return [*topic_rows.rows(results, TOPICS, now_ms=at_ms), *itertools.chain(*deferred)]
 
     def direct(
-        self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
+        self, registry: registries.Registry, known: unhealthy.Unhealthy, ended: completed_work.CompletedKeys
     ) -> direct_lane.DirectLane:
         self.begin_task()
-        deferrals = self._deferrals_of(suppressed)
+        deferrals = self._begin(known)
         return direct_lane.DirectLane(registry, self._dispatcher(deferrals), deferrals, parsing.Layout(), ended)
 
     def batches(
-        self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
+        self, registry: registries.Registry, known: unhealthy.Unhealthy, ended: completed_work.CompletedKeys
     ) -> batch_lane.BatchLane:
         self.begin_task()
-        deferrals = self._deferrals_of(suppressed)
+        deferrals = self._begin(known)
         return batch_lane.BatchLane(registry, self._dispatcher(deferrals), deferrals, ended)
 
-    def _deferrals_of(self, suppressed: deferral.SuppressedEndpoints) -> deferral.Deferrals:
-        return deferral.Deferrals(suppressed, self.memory.breakers, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng)
+    def _begin(self, known: unhealthy.Unhealthy) -> deferral.Deferrals:
+        self.memory.expect_late(known.late)
+        return deferral.Deferrals(
+            known.suppressed, self.memory.breakers, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng
+        )
 
     def _dispatcher(self, deferrals: deferral.Deferrals) -> dispatch.Dispatcher[Any]:
         return dispatch.Dispatcher(

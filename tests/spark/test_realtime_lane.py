@@ -19,6 +19,7 @@ from delivery.stages.lanes import supervisor
 from delivery.stages.realtime import channel, messages, mode_switch, realtime_query, slots, start_offsets, task_server
 from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.routing.published_registry import Published
+from delivery.webhooks.scheduling import unhealthy
 from fanout.kafka import topic_scanner
 from tests.e2e.conftest import assert_eventually
 from tests.spark.test_checkpoints import Topic
@@ -44,7 +45,7 @@ def lane_of(spark, tmp_path):
         context = types.SimpleNamespace(
             record=lambda _: None,
             network=types.SimpleNamespace(is_paused=False),
-            suppressed=types.SimpleNamespace(current=dict),
+            unhealthy=types.SimpleNamespace(current=lambda: unhealthy.NONE),
         )
         return realtime_query.RealtimeLane(config, spark, registry, threading.Event(), context, shares=False)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from delivery.model import Delivery, Outcome
 from delivery.registry_model import EndpointId
-from delivery.webhooks.dispatching import dispatch, endpoint_queue
+from delivery.webhooks.dispatching import dispatch, endpoint_memory
 from delivery.webhooks.policy import backoff
-from delivery.webhooks.scheduling import background_attempts, circuit_breaker, deferral, host_limits, limits, response_times
-from delivery.webhooks.scheduling.response_times import FirstResponses, ResponseTime
+from delivery.webhooks.scheduling import background_attempts, deferral, host_limits, limits
 from tests.support import builders, fakes
 
 
@@ -21,39 +20,38 @@ def deliveries(count: int, endpoint_id: str = "ep1", **fields: Any) -> list[Deli
     return [builders.delivery(endpoint=endpoint) for _ in range(count)]
 
 
+def new_memory(clock: Callable[[], float], **fields: Any) -> endpoint_memory.EndpointMemory:
+    """Return the memory of a worker that has had no task yet, with hosts without limits."""
+    empty: dict[str, Any] = {
+        "paces": {}, "hosts": host_limits.Hosts(limits.Limits(), clock), "breakers": {}, "response_times": {}
+    }  # fmt: skip
+    return endpoint_memory.EndpointMemory(**empty | fields)
+
+
 def fast_lane(
     sender: dispatch.DispatchSender,
     clock: Callable[[], float],
     *,
     suppressed: Iterable[str] = (),
-    paces: limits.Paces | None = None,
-    known_hosts: host_limits.Hosts | None = None,
-    breakers: circuit_breaker.CircuitBreakers | None = None,
     background: background_attempts.BackgroundAttempts | None = None,
-    response_times: response_times.ResponseTimes | None = None,
-    first_responses: FirstResponses | None = None,
-    without_response: dict[EndpointId, ResponseTime] | None = None,
+    memory: endpoint_memory.EndpointMemory | None = None,
+    late: Mapping[EndpointId, float] | None = None,
     quick_retry: backoff.QuickRetry | None = None,
     endpoint_time: Callable[[], float] | None = None,
     **bounds: Any,
 ) -> tuple[dispatch.Dispatcher[Any], deferral.Deferrals]:
-    """Return the dispatcher and the deferrals of a fast lane for one task."""
-    kept, background = {} if breakers is None else breakers, background or fakes.unreported_background()
-    deferrals = fakes.deferrals(clock, suppressed, kept, background)
+    """Return the dispatcher and the deferrals of a fast lane for one task. Without `memory`, it is its worker's first task."""
+    background = background or fakes.unreported_background()
+    memory = memory or new_memory(clock, hosts=host_limits.Hosts(limits.Limits(**bounds), clock))
+    memory.expect_late(late or {})
+    deferrals = fakes.deferrals(clock, suppressed, memory.breakers, background)
     dispatcher: dispatch.Dispatcher[Any] = dispatch.Dispatcher(
         sender,
         limits.Limits(**bounds),
         quick_retry or backoff.QuickRetry(first_wait_s=0.001),
         deferrals,
         background,
-        memory=endpoint_queue.EndpointMemory(
-            paces={} if paces is None else paces,
-            hosts=known_hosts or host_limits.Hosts(limits.Limits(**bounds), clock),
-            breakers=kept,
-            response_times={} if response_times is None else response_times,
-            first_responses=first_responses or FirstResponses(),
-            without_response={} if without_response is None else without_response,
-        ),
+        memory=memory,
         clock=clock,
         endpoint_time=endpoint_time or clock,
     )

@@ -6,9 +6,8 @@ import asyncio
 import collections
 
 from delivery.webhooks.scheduling import background_attempts
-from delivery.webhooks.scheduling.response_times import FirstResponses
 from tests.support import fakes
-from tests.support.dispatching import deliveries, dispatcher_of
+from tests.support.dispatching import deliveries, dispatcher_of, new_memory
 
 NEVER_S = 3600.0
 
@@ -37,26 +36,24 @@ class Worker:
         self.sender, self.clock, self.bounds = sender, clock, bounds
         self.reported = []
         self._came = asyncio.Event()
-        self.late = background_attempts.BackgroundAttempts(2.0, most, self._take)
-        self.breakers, self.response_times, self.first_responses, self.without_response = {}, {}, FirstResponses(), {}
+        self.background = background_attempts.BackgroundAttempts(2.0, most, self._take)
+        self.memory = new_memory(clock)
 
-    async def micro_batch(self, *submitted):
+    async def micro_batch(self, *submitted, late=None):
         """Return the seconds that a micro-batch took, and the number of outcomes by endpoint, kind and reason."""
         began = self.clock.now
         dispatcher = dispatcher_of(
             self.sender,
             self.clock,
-            breakers=self.breakers,
-            background=self.late,
-            response_times=self.response_times,
-            first_responses=self.first_responses,
-            without_response=self.without_response,
+            background=self.background,
+            memory=self.memory,
+            late=late,
             **self.bounds,
         )
         for delivery in submitted:
             dispatcher.submit(delivery)
         await dispatcher.finish()
-        self.ended, self.unresponsive = dispatcher.drain(), dispatcher.report().unresponsive
+        self.ended, self.report = dispatcher.drain(), dispatcher.report()
         kinds = collections.Counter((o.delivery.endpoint.endpoint_id, o.kind.value, o.reason) for o in self.ended)
         return round(self.clock.now - began, 3), kinds
 

@@ -107,10 +107,8 @@ class BatchQuery(StatefulLane):
             return Result.REPLAN
         self._delta.publish(known)
         tools = self._tools.stamped(self._context.sizing.workers())
-        suppressed, work_log = self._context.suppressed.current(), self._reruns.work_log
-        tasks = deliver_batches.deliver_batches(
-            batches, tools, known, self._size.tasks, suppressed=suppressed, work_log=work_log
-        )
+        unhealthy, work_log = self._context.unhealthy.current(), self._reruns.work_log
+        tasks = deliver_batches.deliver_batches(batches, tools, known, self._size.tasks, unhealthy=unhealthy, work_log=work_log)
         if (result := self._deliver(tasks)) is Result.COMMITTED:
             report = self._seen.publish()
             self._context.record(report)

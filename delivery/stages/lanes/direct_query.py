@@ -89,9 +89,9 @@ class DirectQuery:
 
     def _deliver(self, records: DataFrame, known: registries.RegistrySource) -> telemetry.WorkerReport:
         tools = self._tools.stamped(self._context.sizing.workers())
-        suppressed, work_log = self._context.suppressed.current(), self._reruns.work_log
+        unhealthy, work_log = self._context.unhealthy.current(), self._reruns.work_log
         task_context.run(
-            deliver_events.deliver(records, tools, known, self._size.tasks, suppressed=suppressed, work_log=work_log)
+            deliver_events.deliver(records, tools, known, self._size.tasks, unhealthy=unhealthy, work_log=work_log)
         )
         report = self._seen.publish()
         self._context.record(report)

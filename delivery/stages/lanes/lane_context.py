@@ -20,7 +20,7 @@ from delivery.stages.checkpoint import paused_topics, recovery
 from delivery.stages.kafka import event_writer, kafka_outage, sink
 from delivery.stages.lanes import telemetry
 from delivery.stages.lanes.network_outage import Network
-from delivery.stages.lanes.suppressed_endpoints import SuppressedEndpoints
+from delivery.stages.lanes.unhealthy_endpoints import UnhealthyEndpoints
 from delivery.stages.scaling import size
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.lanes import worker_plan
@@ -38,7 +38,7 @@ Acquire = Callable[[], registries.RefreshedSource | None]
 class LaneContext:
     """The state that the lanes of one application share."""
 
-    suppressed: SuppressedEndpoints
+    unhealthy: UnhealthyEndpoints
     network: Network
     """The state of our own network: while it is broken, all lanes pause."""
     disable: Disable
@@ -52,21 +52,23 @@ class LaneContext:
 
         1. Our network is broken, or works again: pause or resume all lanes.
         2. A worker's clock differs from the driver's: log a warning, if none was logged recently.
-        3. Endpoints are unresponsive, and our network is not broken: suppress them.
+        3. Endpoints are late or unresponsive, and our network is not broken: tell all workers, and suppress the unresponsive
+           ones.
         4. Endpoints are gone: request to disable them.
         """
         self.network.record(report.counters.reach)
         self.clocks.record(report.counters.clock_ahead_s)
         if not self.network.is_broken:
-            self.suppressed.add_unresponsive(report.unresponsive)
+            self.unhealthy.add_late(report.late)
+            self.unhealthy.add_unresponsive(report.unresponsive)
         if report.gone:
             self.disable(report.gone, error_classes.GONE)
 
 
 def create(config: settings.Settings, network: Network, disable: Disable, sizing: size.Sizing) -> LaneContext:
     """Return the shared state for the lanes of one application."""
-    suppressed = SuppressedEndpoints(config.delivery.attempt_timeout_s)
-    return LaneContext(suppressed=suppressed, network=network, disable=disable, sizing=sizing)
+    unhealthy = UnhealthyEndpoints(config.delivery.attempt_timeout_s)
+    return LaneContext(unhealthy=unhealthy, network=network, disable=disable, sizing=sizing)
 
 
 def task_tools(config: settings.Settings, seen: telemetry.Telemetry) -> task_context.Tools:

@@ -29,7 +29,9 @@ class WorkerReport(NamedTuple):
     gone: frozenset[AttemptedEndpoint]
     """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: frozenset[EndpointId]
-    """Endpoints that did not answer within their response deadline."""
+    """Endpoints that were silent for the setting `delivery.patience_s`."""
+    late: frozenset[EndpointId] = frozenset()
+    """Endpoints for whose response a task waited in vain."""
     paused: Mapping[tuple[str, int], int] = {}  # never changed
     """Partitions whose records wait for a schema, each with its first waiting offset."""
 
@@ -45,8 +47,9 @@ class Telemetry:
         self._total = context.accumulator(Counters(), observer.CountersParam())
         of_gone: observer.EndpointsParam[AttemptedEndpoint] = observer.EndpointsParam()
         self._gone = context.accumulator(frozenset[AttemptedEndpoint](), of_gone)
-        of_unresponsive: observer.EndpointsParam[EndpointId] = observer.EndpointsParam()
-        self._unresponsive = context.accumulator(frozenset[EndpointId](), of_unresponsive)
+        of_endpoints: observer.EndpointsParam[EndpointId] = observer.EndpointsParam()
+        self._unresponsive = context.accumulator(frozenset[EndpointId](), of_endpoints)
+        self._late = context.accumulator(frozenset[EndpointId](), of_endpoints)
         no_partitions: dict[tuple[str, int], int] = {}
         self._paused = context.accumulator(no_partitions, observer.PausedParam())
         self._cpu = observer.process_cpu()
@@ -58,6 +61,7 @@ class Telemetry:
             level=config.level,
             format=config.format,
             attempt_sample=config.attempt_sample,
+            late=self._late,
             paused=self._paused,
         )
 
@@ -74,9 +78,10 @@ class Telemetry:
         counters, self._total.value = self._total.value, Counters()
         gone, self._gone.value = self._gone.value, frozenset()
         unresponsive, self._unresponsive.value = self._unresponsive.value, frozenset()
+        late, self._late.value = self._late.value, frozenset()
         paused, self._paused.value = self._paused.value, {}
         self.add(counters)
-        return WorkerReport(counters, gone, unresponsive, paused)
+        return WorkerReport(counters, gone, unresponsive, late, paused)
 
     def add(self, counters: Counters) -> None:
         """Add workers' counters to the metrics, under this lane's name.

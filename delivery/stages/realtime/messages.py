@@ -15,7 +15,6 @@ from delivery.registry_model import AttemptedEndpoint, EndpointId, Revision
 from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
-from delivery.webhooks.scheduling import deferral
 
 
 class TaskState(enum.StrEnum):
@@ -79,7 +78,7 @@ class DriverUpdate:
     snapshot already, or the driver has not read the registry yet."""
     changes: SnapshotChanges | None = None
     """All changes of the registry since the newest snapshot; None: there are none, or the worker has them."""
-    suppressed: deferral.SuppressedEndpoints = field(default_factory=dict)
+    suppressed: Mapping[EndpointId, str] = field(default_factory=dict)
     """All endpoints that are suppressed now, each with the reason."""
     is_paused: bool = False
     """True if the task must start no deliveries for now."""

@@ -219,7 +219,7 @@ class RealtimeLane:
         """
         newest = self._registry.newest
         is_paused = newest is None or self._registry.pause_reason() is not None or self._context.network.is_paused
-        suppressed = self._context.suppressed.current()
+        suppressed = self._context.unhealthy.current().suppressed
         if newest is None:
             return messages.DriverUpdate(suppressed=suppressed, is_paused=is_paused)
         is_new = known.base_id != newest.base_id or known.revision is None

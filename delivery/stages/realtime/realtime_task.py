@@ -14,7 +14,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from delivery import errors
 from delivery.model import Record
@@ -27,7 +27,6 @@ from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import deferral
 from delivery.webhooks.state import pickling
 
 log = logging.getLogger(__name__)
@@ -283,6 +282,6 @@ class RealtimeTask:
         followed().registry = registries.WholeRegistry(update.base_id, pickling.unpacked(update.base))
         return True
 
-    def _replace_suppressed(self, suppressed: deferral.SuppressedEndpoints) -> None:
+    def _replace_suppressed(self, suppressed: Mapping[EndpointId, str]) -> None:
         self._suppressed.clear()
         self._suppressed.update(suppressed)

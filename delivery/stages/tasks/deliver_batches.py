@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from delivery.stages.kafka.completed_reader import CompletedWork
 from delivery.stages.tasks import shard_state, task_context
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import deferral
+from delivery.webhooks.scheduling.unhealthy import Unhealthy
 
 
 def deliver_batches(
@@ -25,18 +25,18 @@ def deliver_batches(
     source: registries.RegistrySource,
     parallelism: int,
     *,
-    suppressed: deferral.SuppressedEndpoints,
+    unhealthy: Unhealthy,
     work_log: CompletedWork,
 ) -> DataFrame:
     """Return a frame without rows, whose tasks deliver due batches and write the results to Kafka.
 
     `task_context.run` runs the tasks. `batches` is the result of `shard_state.decide_shards`, without further columns. Batches
-    for `suppressed` endpoints go to the retry lane. Events whose deliveries ended according to `work_log` are left out.
+    for suppressed endpoints go to the retry lane. Events whose deliveries ended according to `work_log` are left out.
 
     The shards are coalesced to `parallelism` tasks, so that the shards of one task share a dispatcher. The dispatcher waits for
     unresponsive endpoints of all its shards at the same time, not for one shard after the other.
     """
-    partition = DeliverBatchesPartition(tools=tools, source=source, suppressed=suppressed, work_log=work_log)
+    partition = DeliverBatchesPartition(tools=tools, source=source, unhealthy=unhealthy, work_log=work_log)
     return batches.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
 
 
@@ -46,9 +46,9 @@ class DeliverBatchesPartition:
 
     tools: task_context.Tools
     source: registries.RegistrySource
-    suppressed: deferral.SuppressedEndpoints
+    unhealthy: Unhealthy
     work_log: CompletedWork
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, ended = self.tools.begin(), task_context.completed_before(self.work_log)
-        return task.write_all(task.worker.deliver_batches(shard_state.items_of(batches), self.source, self.suppressed, ended))
+        return task.write_all(task.worker.deliver_batches(shard_state.items_of(batches), self.source, self.unhealthy, ended))

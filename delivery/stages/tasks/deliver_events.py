@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import orjson
 import pyarrow as pa
@@ -18,7 +18,7 @@ from delivery.model import Record
 from delivery.stages.kafka.completed_reader import CompletedWork
 from delivery.stages.tasks import task_context
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import deferral
+from delivery.webhooks.scheduling.unhealthy import NONE, Unhealthy
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """Columns of the record streams that delivery.stages.kafka.topic_source reads, and of their Arrow batches."""
@@ -35,20 +35,20 @@ def deliver(
     source: registries.RegistrySource,
     parallelism: int,
     *,
-    suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
+    unhealthy: Unhealthy = NONE,
     work_log: CompletedWork | None = None,
 ) -> DataFrame:
     """Return a frame without rows, whose tasks deliver `records` and write the results to Kafka.
 
     `task_context.run` runs the tasks. `records` has COLUMNS, and may have KEY.
 
-    Deliveries to `suppressed` endpoints go to the retry lane. Deliveries that ended according to `work_log` are left out; None:
+    Deliveries to suppressed endpoints go to the retry lane. Deliveries that ended according to `work_log` are left out; None:
     no delivery is left out.
 
     Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds. So the partitions are
     coalesced to `parallelism` tasks, as many as can run at once. A task reads several Kafka partitions one after another.
     """
-    partition = DeliverPartition(tools=tools, source=source, suppressed=suppressed, work_log=work_log)
+    partition = DeliverPartition(tools=tools, source=source, unhealthy=unhealthy, work_log=work_log)
     return records.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
 
 
@@ -68,12 +68,12 @@ class DeliverPartition:
 
     tools: task_context.Tools
     source: registries.RegistrySource
-    suppressed: deferral.SuppressedEndpoints = field(default_factory=lambda: deferral.NONE_SUPPRESSED)
+    unhealthy: Unhealthy = NONE
     work_log: CompletedWork | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, ended = self.tools.begin(), task_context.completed_before(self.work_log)
-        return task.write_all(task.worker.deliver(map(records, batches), self.source, self.suppressed, ended))
+        return task.write_all(task.worker.deliver(map(records, batches), self.source, self.unhealthy, ended))
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:

@@ -131,6 +131,8 @@ class Observer:
     attempt_sample: float
     """The setting `logs.attempt_sample`: the share of all attempts that is logged, 0 to 1. Other failed attempts are logged at
     a bounded rate."""
+    late: Accumulator[frozenset[EndpointId]] | None = None
+    """Endpoints for whose response a task waited in vain. None: the lane does not report them, because no task waits."""
     paused: Accumulator[dict[tuple[str, int], int]] | None = None
     """Partitions whose records wait for a schema, each with its first waiting offset. None: the lane pauses no partitions."""
 
@@ -141,6 +143,8 @@ class Observer:
             self.gone.add(results.gone)
         if results.unresponsive:
             self.unresponsive.add(results.unresponsive)
+        if results.late and self.late is not None:
+            self.late.add(results.late)
         if results.paused and self.paused is not None:
             self.paused.add(dict(results.paused))
 

@@ -20,7 +20,7 @@ from typing import Generic, Protocol, assert_never
 
 from delivery.model import Attempt, Outcome, OutcomeKind, Sendable, Sent
 from delivery.registry_model import EndpointId
-from delivery.webhooks.dispatching import endpoint_queue, ready_queue, runner_pool, settling, timeouts
+from delivery.webhooks.dispatching import endpoint_memory, endpoint_queue, ready_queue, runner_pool, settling, timeouts
 from delivery.webhooks.dispatching.endpoint_queue import DispatchReport, InFlight, PendingDelivery, Queue
 from delivery.webhooks.dispatching.settling import NextStep
 from delivery.webhooks.policy import backoff, retry_reasons
@@ -59,7 +59,7 @@ class Dispatcher(Generic[Sent]):
         deferrals: deferral.Deferrals,
         background: background_attempts.BackgroundAttempts,
         *,
-        memory: endpoint_queue.EndpointMemory,
+        memory: endpoint_memory.EndpointMemory,
         clock: Callable[[], float],
         endpoint_time: Callable[[], float],
     ) -> None:
@@ -105,12 +105,12 @@ class Dispatcher(Generic[Sent]):
         return ended
 
     def report(self) -> DispatchReport:
-        """Return the task's observations, and the worker's endpoints that became unresponsive and were not reported since.
+        """Return the task's observations, and the worker's late and unresponsive endpoints that are not yet reported.
 
-        Called once, at the task's end. `EndpointMemory.take_unresponsive` says when an endpoint is reported.
+        Called once, at the task's end. `EndpointMemory` says when an endpoint is late or unresponsive.
         """
         unresponsive = self._memory.take_unresponsive(self._bounds.response_deadline_s, self._endpoint_time())
-        return endpoint_queue.report(self._queues.values(), unresponsive, self._most_in_flight)
+        return endpoint_queue.report(self._queues.values(), unresponsive, self._memory.take_late(), self._most_in_flight)
 
     async def wait_for_room(self) -> None:
         """Yield to the event loop. If more than ENOUGH_READY queues are ready for a slot, wait until at most that many are.
@@ -213,8 +213,9 @@ class Dispatcher(Generic[Sent]):
                     self._continue_in_background(pending, *self._attempts.pop(pending))
             for queue, since in overdue.unresponsive:
                 queue.is_unresponsive = True
-                if not queue.response_time.exceeds(most_s):  # otherwise it responds, but usually takes longer than that
-                    self._memory.add_without_response(queue, since)
+                response_time = queue.response_time
+                if not response_time.exceeds(most_s):  # otherwise it responds, but usually takes longer than that
+                    self._memory.add_without_response(queue, since, has_waited=not response_time.is_late)
                 self._defer_waiting(queue, retry_reasons.SLOW)
         self._timeouts.start_response_deadline(overdue.check_in_s)
 

@@ -18,7 +18,6 @@ from delivery.model import Attempt, Sent
 from delivery.registry_model import AttemptedEndpoint, Endpoint, EndpointId
 from delivery.webhooks.policy import error_classes
 from delivery.webhooks.scheduling import (
-    background_attempts,
     circuit_breaker,
     host_limits,
     limits,
@@ -160,69 +159,10 @@ class DispatchReport(NamedTuple):
     unresponsive: frozenset[EndpointId]
     """Endpoints, of any task of the worker, that have sent no response for `response_deadline_s` and that no earlier task has
     reported (`EndpointMemory.take_unresponsive`)."""
+    late: frozenset[EndpointId]
+    """Endpoints for whose response a task of the worker waited in vain (`EndpointMemory.take_late`)."""
     accepting: Sequence[Endpoint]
     """Endpoints that have accepted a delivery."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointMemory:
-    """The state of endpoints that a worker keeps from task to task, because a rate limit does not end with a micro-batch."""
-
-    paces: limits.Paces
-    hosts: host_limits.Hosts
-    breakers: circuit_breaker.CircuitBreakers
-    first_responses: response_times.FirstResponses = field(default_factory=response_times.FirstResponses)
-    without_response: dict[EndpointId, response_times.ResponseTime] = field(default_factory=dict)
-    """Endpoints that have missed a response deadline and are not yet reported as unresponsive."""
-    response_times: response_times.ResponseTimes
-
-    def add_without_response(self, queue: Queue[Any], since: float) -> None:
-        """Record that the endpoint of `queue` has sent no response since `since`, by the endpoint clock.
-
-        If an earlier silence of the endpoint is recorded and lasts, the earlier time stays.
-        """
-        if queue.response_time.no_response_since is None:
-            queue.response_time.no_response_since = since
-            self.without_response[queue.endpoint_id] = queue.response_time
-
-    def take_unresponsive(self, no_response_s: float, now: float) -> frozenset[EndpointId]:
-        """Return the endpoints whose silence, recorded by `add_without_response`, has lasted `no_response_s` or longer.
-
-        `now` is by the endpoint clock. Each silence of an endpoint is returned once. A new silence begins when a later attempt
-        misses its response deadline. Other workers continue to send to an endpoint whose silence is shorter than
-        `no_response_s`.
-        """
-        found = set()
-        for endpoint_id, response_time in list(self.without_response.items()):
-            since = response_time.no_response_since
-            if since is not None and now - since < no_response_s:
-                continue
-            del self.without_response[endpoint_id]
-            if since is not None:
-                # An attempt that times out does not end a silence. Without this, a later hang would never be recorded.
-                response_time.no_response_since = None
-                found.add(endpoint_id)
-        return frozenset(found)
-
-    def queue_of(
-        self, endpoint: Endpoint, bounds: limits.Limits, background: background_attempts.BackgroundAttempts
-    ) -> Queue[Any]:
-        """Return a new, empty queue for an endpoint. Background attempts in flight count against the endpoint's limit."""
-        endpoint_id = endpoint.endpoint_id
-        bound = bounds.in_flight_to(endpoint) - background.in_flight_to(endpoint_id)
-        breaker, response_time = self.breakers.get(endpoint_id), self.response_times.get(endpoint_id)
-        if response_time is None:
-            response_time = self.response_times[endpoint_id] = response_times.ResponseTime(self.first_responses)
-        return Queue(
-            endpoint,
-            max_in_flight=bound,
-            pace=bounds.pace_to(endpoint, self.paces),
-            host=self.hosts.host_of(endpoint.url),
-            breaker=breaker,
-            response_time=response_time,
-            limit=1 if breaker is not None and breaker.is_suspect else bound,
-            is_unresponsive=bound <= 0 or background.is_unresponsive(endpoint_id),
-        )
 
 
 class InFlight(NamedTuple, Generic[Sent]):
@@ -246,13 +186,16 @@ class Overdue(NamedTuple, Generic[Sent]):
     """Seconds until the next attempt becomes overdue. MIN_MARGIN_S if there is no such attempt."""
 
 
-def report(queues: Collection[Queue[Any]], unresponsive: frozenset[EndpointId], most_in_flight: int) -> DispatchReport:
-    """Return the report of a task: what its queues have observed, and the two other arguments unchanged."""
+def report(
+    queues: Collection[Queue[Any]], unresponsive: frozenset[EndpointId], late: frozenset[EndpointId], most_in_flight: int
+) -> DispatchReport:
+    """Return the report of a task: what its queues have observed, and the other arguments unchanged."""
     return DispatchReport(
         most_in_flight=most_in_flight,
         reachability=reachability(queues),
         gone=frozenset().union(*(queue.gone for queue in queues if queue.gone)),
         unresponsive=unresponsive,
+        late=late,
         accepting=[queue.endpoint for queue in queues if queue.has_accepted],
     )
 
@@ -279,7 +222,7 @@ def overdue(in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: floa
     for pending, (queue, _) in in_flight.items():
         if queue.waiting and queue.has_responded:
             continue
-        has_no_response, is_slow = queue.responded_at <= pending.since, queue.response_time.exceeds(max_s)
+        has_no_response, is_slow = queue.responded_at <= pending.since, queue.response_time.is_known_slow(max_s)
         if has_no_response and not is_slow:
             without_response[queue.endpoint_id] = queue
         left_s = pending.since + queue.response_time.deadline_s(max_s) - now
@@ -312,7 +255,7 @@ def may_be_local_outage(queues: Collection[Queue[Sent]], without_response: Colle
         for queue in queues
         if not queue.has_responded
         and (queue.is_unresponsive or queue in without_response)
-        and not queue.response_time.exceeds(max_s)
+        and not queue.response_time.is_known_slow(max_s)
     )
     seen = reachability(queues) + outage_detection.reachability((queue.endpoint, False) for queue in unknown)
     return seen.is_broken(least=FEW_DESTINATIONS + 1)

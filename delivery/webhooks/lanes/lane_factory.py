@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from delivery.webhooks.clocks import driver_clock
-from delivery.webhooks.dispatching import dispatch, endpoint_queue
+from delivery.webhooks.dispatching import dispatch, endpoint_memory
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, drain_gate, worker_plan
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.routing import registries, seen_ids
-from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_clock
+from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_clock, unhealthy
 from delivery.webhooks.sending import sender
 
 
@@ -28,7 +28,7 @@ class LaneFactory:
         attempts: sender.Sender,
         background: background_attempts.BackgroundAttempts,
         *,
-        memory: endpoint_queue.EndpointMemory,
+        memory: endpoint_memory.EndpointMemory,
         endpoint_time: endpoint_clock.EndpointClock,
         clock: Callable[[], float],
         now_s: driver_clock.DriverClock,
@@ -50,13 +50,13 @@ class LaneFactory:
     def direct(
         self,
         registry: registries.Registry,
-        suppressed: deferral.SuppressedEndpoints,
+        known: unhealthy.Unhealthy,
         ended: completed_work.CompletedKeys,
         *,
         pauses_partitions: bool = False,
     ) -> direct_lane.DirectLane:
         """Return a DirectLane for one task, or for one slice of the real-time lane. DirectLane explains `pauses_partitions`."""
-        deferrals = self._deferrals_of(suppressed)
+        deferrals = self._begin(known)
         return direct_lane.DirectLane(
             registry,
             self._dispatcher_of(deferrals),
@@ -69,10 +69,10 @@ class LaneFactory:
         )
 
     def batch(
-        self, registry: registries.Registry, suppressed: deferral.SuppressedEndpoints, ended: completed_work.CompletedKeys
+        self, registry: registries.Registry, known: unhealthy.Unhealthy, ended: completed_work.CompletedKeys
     ) -> batch_lane.BatchLane:
         """Return a BatchLane for one task."""
-        deferrals = self._deferrals_of(suppressed)
+        deferrals = self._begin(known)
         return batch_lane.BatchLane(registry, self._dispatcher_of(deferrals), deferrals, ended)
 
     def collector(self, registry: registries.Registry, *, shards: int, immediate_flush_s: float) -> batch_collect.Collector:
@@ -87,8 +87,12 @@ class LaneFactory:
             formats=self._formats,
         )
 
-    def _deferrals_of(self, suppressed: deferral.SuppressedEndpoints) -> deferral.Deferrals:
-        return deferral.Deferrals(suppressed, self._memory.breakers, self._background, clock=self._clock, now_s=self._now_s)
+    def _begin(self, known: unhealthy.Unhealthy) -> deferral.Deferrals:
+        """Apply what the driver knows of unhealthy endpoints; return the deferrals of a lane."""
+        self._memory.expect_late(known.late)
+        return deferral.Deferrals(
+            known.suppressed, self._memory.breakers, self._background, clock=self._clock, now_s=self._now_s
+        )
 
     def _dispatcher_of(self, deferrals: deferral.Deferrals) -> dispatch.Dispatcher[Any]:
         self.gate = drain_gate.DrainGate(self._sender)

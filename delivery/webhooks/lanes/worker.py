@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from delivery import errors
 from delivery.model import Record
-from delivery.registry_model import Revision
+from delivery.registry_model import EndpointId, Revision
 from delivery.webhooks.lanes import (
     batch_collect,
     gc_tuning,
@@ -24,7 +24,7 @@ from delivery.webhooks.lanes import (
 from delivery.webhooks.results import background_results, completed_work
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import deferral
+from delivery.webhooks.scheduling import unhealthy
 from delivery.webhooks.state import chunking
 
 BATCH_BYTES_AT_ONCE = 1024 * 1024
@@ -76,24 +76,24 @@ class Worker:
         self,
         batches: Iterable[Iterable[Record]],
         source: registries.RegistrySource,
-        suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
+        known: unhealthy.Unhealthy = unhealthy.NONE,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
         """Deliver the records of a task of the direct lane by the registry in `source`; yield their results.
 
-        Deliveries to `suppressed` endpoints are deferred to the retry lane. Deliveries in `ended` were completed by an earlier
+        Deliveries to suppressed endpoints are deferred to the retry lane. Deliveries in `ended` were completed by an earlier
         run of the micro-batch, and are left out. Called in the task's thread, by one task at a time. Attempts continue while
         the task reads the next records.
         """
         lane = self._thread.call(
-            lambda: self._lanes.direct(self._state.registry_from(source), suppressed, ended, pauses_partitions=True)
+            lambda: self._lanes.direct(self._state.registry_from(source), known, ended, pauses_partitions=True)
         )
         yield from self._driver(lane).results(batches)
 
     def realtime(
         self,
         registry: Callable[[], registries.Registry],
-        suppressed: deferral.SuppressedEndpoints,
+        suppressed: Mapping[EndpointId, str],
         ended: completed_work.CompletedKeys,
         next_offsets: Mapping[realtime_lane.Place, int],
     ) -> realtime_lane.RealtimeSlices:
@@ -106,7 +106,7 @@ class Worker:
         """
 
         def begin() -> realtime_lane.Slice:
-            lane = self._lanes.direct(self._state.follow(registry()), suppressed, ended)
+            lane = self._lanes.direct(self._state.follow(registry()), unhealthy.Unhealthy(suppressed, {}), ended)
             return realtime_lane.Slice(lane, self._lanes.gate)
 
         return realtime_lane.RealtimeSlices(self._thread.loop, begin, next_offsets, self._state.complete)
@@ -137,16 +137,16 @@ class Worker:
         self,
         batches: Iterable[bytes],
         source: registries.RegistrySource,
-        suppressed: deferral.SuppressedEndpoints = deferral.NONE_SUPPRESSED,
+        known: unhealthy.Unhealthy = unhealthy.NONE,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
         """Deliver batches that shards of the batch lane have sent, by the registry in `source`; yield the results.
 
-        Batches to `suppressed` endpoints are deferred to the retry lane. Events in `ended`, which an earlier run completed, are
+        Batches to suppressed endpoints are deferred to the retry lane. Events in `ended`, which an earlier run completed, are
         left out. Called in the task's thread, by one task at a time.
         """
         chunks = chunking.chunks(batches, len, BATCH_BYTES_AT_ONCE)
-        lane = self._thread.call(lambda: self._lanes.batch(self._state.registry_from(source), suppressed, ended))
+        lane = self._thread.call(lambda: self._lanes.batch(self._state.registry_from(source), known, ended))
         yield from self._driver(lane).results(chunks)
 
     @property

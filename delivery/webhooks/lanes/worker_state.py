@@ -12,7 +12,7 @@ import cachetools
 
 from delivery.registry_model import Revision
 from delivery.webhooks.clocks import driver_clock, own_delay
-from delivery.webhooks.dispatching import endpoint_queue
+from delivery.webhooks.dispatching import endpoint_memory
 from delivery.webhooks.http import transport
 from delivery.webhooks.lanes import lane_driver, lane_factory, retry_lane, worker_plan
 from delivery.webhooks.results import background_results
@@ -46,7 +46,7 @@ class WorkerState:
         self.thread = lane_driver.LoopThread()
         """The event loop and its thread. Used by any thread."""
         clock = self.thread.loop.time
-        self.memory = endpoint_queue.EndpointMemory(
+        self.memory = endpoint_memory.EndpointMemory(
             paces=cachetools.LRUCache(maxsize=MAX_PACES),
             hosts=host_limits.Hosts(plan.limits, clock),
             breakers=cachetools.LRUCache(maxsize=MAX_BREAKERS),

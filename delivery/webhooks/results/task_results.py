@@ -39,6 +39,8 @@ class Results:
     """Endpoints that responded with 410 Gone."""
     unresponsive: frozenset[EndpointId] = frozenset()
     """Endpoints that sent this worker no response for `Limits.response_deadline_s`. Each such silence is reported once."""
+    late: frozenset[EndpointId] = frozenset()
+    """Endpoints for whose response a task of this worker waited in vain."""
     accepting: Sequence[Endpoint] = ()
     """Endpoints that accepted a request, to be reported to the retry lane (`retries.health_hints`)."""
     waited_for_hosts: int = 0
@@ -64,6 +66,7 @@ def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Result
         reach=report.reachability,
         gone=report.gone,
         unresponsive=report.unresponsive,
+        late=report.late,
         accepting=report.accepting,
         **fields,
     )

@@ -13,22 +13,17 @@ from delivery.registry_model import Endpoint, EndpointId, EndpointStatus
 from delivery.webhooks.policy import backoff, retry_reasons
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker
 
-SuppressedEndpoints = Mapping[EndpointId, str]
-"""Endpoints to which the fast lanes send nothing now, by a decision of the driver. Each has the reason, a word of
-`policy.retry_reasons`."""
-NONE_SUPPRESSED: SuppressedEndpoints = {}  # never changed
-
 
 class Deferrals:
     """Decide which deliveries of one task are deferred to the retry lane, and make the outcomes of these deliveries.
 
-    `suppressed` has the endpoints that the driver suppresses, by the reports of all lanes of the job. `breakers` and
-    `background` belong to this worker. `clock` is monotonic, in seconds. `now_s` returns seconds since the epoch.
+    `suppressed` has the endpoints that the driver suppresses (`unhealthy.Unhealthy`). `breakers` and `background` belong to
+    this worker. `clock` is monotonic, in seconds. `now_s` returns seconds since the epoch.
     """
 
     def __init__(
         self,
-        suppressed: SuppressedEndpoints,
+        suppressed: Mapping[EndpointId, str],
         breakers: circuit_breaker.CircuitBreakers,
         background: background_attempts.BackgroundAttempts,
         *,

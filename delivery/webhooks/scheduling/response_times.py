@@ -15,6 +15,9 @@ MIN_MARGIN_S = endpoint_clock.BEAT_S + 2 * endpoint_clock.STALL_S
 endpoint clock is no more exact than this when the worker lacks CPU (the granularity G of RFC 6298). The event loop may stall
 when a request is sent, and again when the response is read. With thousands of endpoints, one has just become slow in nearly
 each micro-batch. So nearly each micro-batch ends later by about this time."""
+LATE_DEADLINE_S = 0.02
+"""Response deadline, in seconds, of an endpoint that another worker has reported as late. A healthy endpoint nearby responds
+within this time. Then an endpoint that was late once does not get all events of a micro-batch by the retry lane."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
 """Seconds. FirstResponses counts a longer first response time as this time, or as its present deadline if that is shorter."""
 
@@ -69,7 +72,7 @@ class FirstResponses(_Estimate):
 class ResponseTime(_Estimate):
     """The response time of one endpoint."""
 
-    __slots__ = ("_first_responses", "_last_s", "no_response_since")
+    __slots__ = ("_first_responses", "_last_s", "is_late", "no_response_since")
 
     def __init__(self, first_responses: FirstResponses) -> None:
         super().__init__()
@@ -78,17 +81,26 @@ class ResponseTime(_Estimate):
         self.no_response_since: float | None = None
         """When an attempt began to which the endpoint sent no response within its deadline. None: there is no such attempt, or
         this silence was reported already. A response ends the silence, and so does a failure other than a timeout."""
+        self.is_late = False
+        """True if the endpoint was late to respond to some worker, and has not responded to this one in its usual time since.
+        The usual time is the mean plus MIN_MARGIN_S."""
 
     def record(self, seconds: float) -> None:
         """Add a response time of the endpoint, and set `no_response_since` to None.
 
         The endpoint's first response time is also added to the worker's FirstResponses.
         """
+        if seconds <= self._mean_s + MIN_MARGIN_S:
+            self.is_late = False
         if not self._mean_s:
             self._first_responses.record(seconds)
         super().record(seconds)
         self._last_s = seconds
         self.no_response_since = None
+
+    def is_known_slow(self, max_s: float) -> bool:
+        """Return True if no quick response is to be expected: `is_late`, or `exceeds`."""
+        return self.is_late or self.exceeds(max_s)
 
     def exceeds(self, max_s: float) -> bool:
         """Return True if the mean or the last response time is longer than `max_s`."""
@@ -97,16 +109,19 @@ class ResponseTime(_Estimate):
     def deadline_s(self, max_s: float) -> float:
         """Return the response deadline: seconds to wait for a response, at most `max_s`.
 
-        1. The endpoint has never responded: the deadline of the worker's FirstResponses.
+        1. `is_late`: LATE_DEADLINE_S. Another task has waited, so that this one need not.
         2. The mean exceeds `max_s`: 0, because any wait would be in vain.
-        3. Only the last response time exceeds `max_s`: MIN_MARGIN_S. By case 4 the task would wait for all of `max_s`: one
+        3. The endpoint has never responded: the deadline of the worker's FirstResponses.
+        4. Only the last response time exceeds `max_s`: MIN_MARGIN_S. By case 5 the task would wait for all of `max_s`: one
            response of 2 s adds 2 s, four times the spread, to the deadline of a fast endpoint.
-        4. Otherwise: the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer.
+        5. Otherwise: the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer.
         """
-        if not self._mean_s:
-            return self._first_responses.deadline_s(max_s)
         if self._mean_s > max_s:
             return 0.0
+        if self.is_late:
+            return min(LATE_DEADLINE_S, max_s)
+        if not self._mean_s:
+            return self._first_responses.deadline_s(max_s)
         return min(MIN_MARGIN_S, max_s) if self._last_s > max_s else super().deadline_s(max_s)
 
 

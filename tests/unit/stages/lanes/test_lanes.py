@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from delivery.stages.lanes import batch_query, lane_context, network_outage, suppressed_endpoints, telemetry
+from delivery.stages.lanes import batch_query, lane_context, network_outage, telemetry, unhealthy_endpoints
 from delivery.stages.lanes.batch_query import BatchQuery
 from delivery.stages.lanes.direct_query import DirectQuery
 from delivery.stages.lanes.stateful import StatefulLane
@@ -17,7 +17,7 @@ from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.results.counters import Counters
 from delivery.webhooks.results.task_results import Results
-from delivery.webhooks.scheduling import outage_detection
+from delivery.webhooks.scheduling import outage_detection, unhealthy
 from delivery.webhooks.state.backlog import ShardBacklog
 from tests.support import builders
 
@@ -40,13 +40,13 @@ class Clock:
 def observed(*results):
     """Return the report that the driver gets of these results."""
     total = Accumulator(Counters(), observer.CountersParam())
-    gone, unresponsive = (Accumulator(frozenset(), observer.EndpointsParam()) for _ in range(2))
+    gone, unresponsive, late = (Accumulator(frozenset(), observer.EndpointsParam()) for _ in range(3))
     observe = observer.Observer(
-        total=total, gone=gone, unresponsive=unresponsive, level="ERROR", format="text", attempt_sample=0.0
+        total=total, gone=gone, unresponsive=unresponsive, late=late, level="ERROR", format="text", attempt_sample=0.0
     )
     for result in results:
         observe(result)
-    return telemetry.WorkerReport(total.value, gone.value, unresponsive.value)
+    return telemetry.WorkerReport(total.value, gone.value, unresponsive.value, late.value)
 
 
 def unreachable(first, end):
@@ -60,7 +60,7 @@ def test_only_endpoints_that_are_gone_are_disabled():
     a, b = (builders.endpoint(endpoint_id=name).as_attempted() for name in "ab")
     disabled = []
     context = lane_context.LaneContext(
-        suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
+        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, Clock()),
         network=network_outage.Network(),
         disable=lambda ids, why: disabled.append((set(ids), why)),
         sizing=size.fixed(2),
@@ -74,7 +74,7 @@ def test_only_endpoints_that_are_gone_are_disabled():
 def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     ours = network_outage.Network()
     context = lane_context.LaneContext(
-        suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
+        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, Clock()),
         network=ours,
         disable=lambda *_: None,
         sizing=size.fixed(2),
@@ -89,44 +89,68 @@ def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
 
 def test_an_unresponsive_endpoint_is_attempted_by_no_worker_for_a_time():
     context = lane_context.LaneContext(
-        suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, clock := Clock()),
+        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, clock := Clock()),
         network=network_outage.Network(),
         disable=lambda *_: None,
         sizing=size.fixed(2),
     )
     context.record(observed(Results(unresponsive=frozenset({"a"})), Results(), Results(unresponsive=frozenset({"b"}))))
     clock.now = 3.9
-    assert context.suppressed.current() == {"a": retry_reasons.SLOW, "b": retry_reasons.SLOW}
+    assert context.unhealthy.current().suppressed == {"a": retry_reasons.SLOW, "b": retry_reasons.SLOW}
     context.record(observed(Results(unresponsive=frozenset({"b"}))))
     clock.now = 4.0
-    assert context.suppressed.current() == {"b": retry_reasons.SLOW}
+    assert context.unhealthy.current().suppressed == {"b": retry_reasons.SLOW}
     clock.now = 7.9
-    assert context.suppressed.current() == {}
+    assert context.unhealthy.current().suppressed == {}
 
 
 def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
     context = lane_context.LaneContext(
-        suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
+        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, Clock()),
         network=network_outage.Network(),
         disable=lambda *_: None,
         sizing=size.fixed(2),
     )
-    context.record(observed(Results(reach=unreachable(0, outage_detection.MIN_DESTINATIONS), unresponsive=frozenset({"a"}))))
-    assert context.suppressed.current() == {}
+    a = frozenset({"a"})
+    context.record(observed(Results(reach=unreachable(0, outage_detection.MIN_DESTINATIONS), unresponsive=a, late=a)))
+    assert context.unhealthy.current() == unhealthy.NONE
+
+
+def test_all_workers_learn_which_endpoints_were_late_and_when_last():
+    context = lane_context.LaneContext(
+        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, clock := Clock()),
+        network=network_outage.Network(),
+        disable=lambda *_: None,
+        sizing=size.fixed(2),
+    )
+    context.record(observed(Results(late=frozenset({"a", "b"})), Results(late=frozenset({"c"}))))
+    clock.now = 5.0
+    context.record(observed(Results(late=frozenset({"b"}))))
+    assert context.unhealthy.current() == unhealthy.Unhealthy({}, {"a": 0.0, "b": 5.0, "c": 0.0})
+    clock.now = unhealthy_endpoints.LATE_S
+    assert context.unhealthy.current().late == {"b": 5.0}
+
+
+def test_the_list_of_late_endpoints_keeps_the_last_reports_and_is_bounded():
+    known = unhealthy_endpoints.UnhealthyEndpoints(2.0, Clock())
+    names = [str(number) for number in range(unhealthy_endpoints.MAX_LATE + 10)]
+    for name in names:
+        known.add_late(frozenset({name}))
+    assert list(known.current().late) == names[10:]
 
 
 def test_an_endpoint_that_the_retry_lane_suppresses_keeps_its_reason():
     context = lane_context.LaneContext(
-        suppressed=suppressed_endpoints.SuppressedEndpoints(2.0, Clock()),
+        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, Clock()),
         network=network_outage.Network(),
         disable=lambda *_: None,
         sizing=size.fixed(2),
     )
     context.record(observed(Results(unresponsive=frozenset({"a"}))))
-    context.suppressed.set_failing(frozenset({"a", "c"}))
-    assert context.suppressed.current() == {"a": retry_reasons.CIRCUIT_OPEN, "c": retry_reasons.CIRCUIT_OPEN}
-    context.suppressed.set_failing(frozenset())
-    assert context.suppressed.current() == {"a": retry_reasons.SLOW}
+    context.unhealthy.set_failing(frozenset({"a", "c"}))
+    assert context.unhealthy.current().suppressed == {"a": retry_reasons.CIRCUIT_OPEN, "c": retry_reasons.CIRCUIT_OPEN}
+    context.unhealthy.set_failing(frozenset())
+    assert context.unhealthy.current().suppressed == {"a": retry_reasons.SLOW}
 
 
 def test_a_lane_is_planned_anew_when_the_number_of_executors_has_changed():

@@ -10,6 +10,7 @@ from delivery.registry_model import Revision
 from delivery.stages.realtime import channel, messages, realtime_query, task_server
 from delivery.stages.registry import base_packer
 from delivery.webhooks.routing.published_registry import Published
+from delivery.webhooks.scheduling import unhealthy
 from delivery.webhooks.state import pickling
 
 TASKS = 6
@@ -37,7 +38,9 @@ def published(base, base_id="b1"):
 def updates():
     """The answers of a driver, whose newest registry the test sets."""
     registry = SimpleNamespace(newest=None, pause_reason=lambda: None)
-    context = SimpleNamespace(suppressed=SimpleNamespace(current=dict), network=SimpleNamespace(is_paused=False))
+    context = SimpleNamespace(
+        unhealthy=SimpleNamespace(current=lambda: unhealthy.NONE), network=SimpleNamespace(is_paused=False)
+    )
     lane = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)
     lane._registry, lane._context, lane._packer = registry, context, base_packer.BasePacker()
     return SimpleNamespace(update_for=lane._update_for, registry=registry)

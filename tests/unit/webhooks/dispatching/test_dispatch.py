@@ -11,7 +11,7 @@ from delivery.model import OutcomeKind
 from delivery.webhooks.dispatching import dispatch
 from delivery.webhooks.policy import error_classes, retry_reasons
 from tests.support import builders, fakes
-from tests.support.dispatching import deliveries, dispatcher_of, run
+from tests.support.dispatching import deliveries, dispatcher_of, new_memory, run
 
 
 def test_no_limit_of_requests_in_flight_is_exceeded():
@@ -117,12 +117,13 @@ def test_a_long_wait_for_a_rate_is_deferred_as_rate_limited():
 
 
 def test_a_rate_holds_across_micro_batches():
-    paces, clock = {}, fakes.PassingClock(now=0.0)
+    clock = fakes.PassingClock(now=0.0)
+    memory = new_memory(clock)
 
     async def main():
         clock.install()
         for _ in range(2):
-            dispatcher = dispatcher_of(fakes.FakeSender(lambda *_: None, clock), clock, paces=paces, queue_timeout_s=0.5)
+            dispatcher = dispatcher_of(fakes.FakeSender(lambda *_: None, clock), clock, memory=memory, queue_timeout_s=0.5)
             dispatcher.submit(*deliveries(1, max_per_second=1))
             await dispatcher.finish()
             yield [outcome.reason for outcome in dispatcher.drain()]

@@ -6,12 +6,11 @@ import pytest
 
 from delivery.model import Attempt, NextAttempt, OutcomeKind
 from delivery.registry_model import Retrying
-from delivery.webhooks.dispatching import endpoint_queue
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.scheduling import host_limits, limits
+from delivery.webhooks.scheduling import limits
 from delivery.webhooks.scheduling.response_times import MIN_MARGIN_S
 from tests.support import fakes
-from tests.support.dispatching import deliveries
+from tests.support.dispatching import deliveries, new_memory
 from tests.support.micro_batches import NEVER_S, Endpoints, Worker, fine, playing
 
 
@@ -20,7 +19,7 @@ def test_only_an_endpoint_without_a_response_is_unresponsive():
         reported = []
         for _ in range(2):
             await worker.micro_batch(*fine(), *deliveries(3, "hangs"), *deliveries(2, "slow"))
-            reported.append(worker.unresponsive)
+            reported.append(worker.report.unresponsive)
         return reported
 
     assert playing(play, {"hangs": NEVER_S, "slow": 0.3}, max_in_flight_per_endpoint=1) == [{"hangs"}, frozenset()]
@@ -34,11 +33,11 @@ def test_only_an_endpoint_silent_for_the_patience_is_reported_and_once(pause_s, 
         await worker.micro_batch(*deliveries(1, "pauses"))
         worker.sender.seconds["pauses"] = pause_s
         took_s, kinds = await worker.micro_batch(*fine(), *deliveries(1, "pauses"))
-        found = [worker.unresponsive]
+        found = [worker.report.unresponsive]
         for _ in range(4):
             await asyncio.sleep(0.2)
             await worker.micro_batch(*fine())
-            found.append(worker.unresponsive)
+            found.append(worker.report.unresponsive)
         return took_s, kinds["pauses", "postponed", retry_reasons.UNDER_WAY], [named for named in found if named]
 
     took_s, moved, found = playing(play, {"pauses": 0.01})
@@ -48,24 +47,18 @@ def test_only_an_endpoint_silent_for_the_patience_is_reported_and_once(pause_s, 
 
 def test_an_endpoint_that_hangs_again_without_a_response_is_reported_again():
     """Regression: a reported silence stayed recorded, so a later hang without a response in between was not reported."""
-    memory = endpoint_queue.EndpointMemory(
-        paces={}, hosts=host_limits.Hosts(limits.Limits(), lambda: 0.0), breakers={}, response_times={}
-    )
-    [delivery] = deliveries(1, "hangs")
+    memory, [delivery] = new_memory(lambda: 0.0), deliveries(1, "hangs")
     queue = memory.queue_of(delivery.endpoint, limits.Limits(), fakes.unreported_background())
-    memory.add_without_response(queue, since=10.0)
+    memory.add_without_response(queue, since=10.0, has_waited=True)
     reported = [memory.take_unresponsive(1.0, now) for now in (10.5, 11.0, 12.0)]
-    memory.add_without_response(queue, since=50.0)
+    memory.add_without_response(queue, since=50.0, has_waited=True)
     reported += [memory.take_unresponsive(1.0, now) for now in (50.5, 51.0)]
     assert reported == [frozenset(), {"hangs"}, frozenset(), frozenset(), {"hangs"}]
 
 
 def test_two_queues_of_an_endpoint_share_one_circuit_breaker():
     """Regression: the first failure in the second queue stored a closed breaker in place of the open one."""
-    memory = endpoint_queue.EndpointMemory(
-        paces={}, hosts=host_limits.Hosts(limits.Limits(), lambda: 0.0), breakers={}, response_times={}
-    )
-    [delivery] = deliveries(1, "fails")
+    memory, [delivery] = new_memory(lambda: 0.0), deliveries(1, "fails")
     first, second = (memory.queue_of(delivery.endpoint, limits.Limits(), fakes.unreported_background()) for _ in range(2))
     failure = Attempt(number=1, started_at_ms=0, duration_ms=1.0, status=500, error_class=error_classes.SERVER_ERROR)
     clocks = {"breakers": memory.breakers, "clock": lambda: 1.0, "endpoint_time": lambda: 1.0}
@@ -78,7 +71,7 @@ def test_a_known_slow_endpoint_is_not_reported_each_time():
         reported = []
         for _ in range(3):
             await worker.micro_batch(*deliveries(1, "slow"))
-            reported.append(worker.unresponsive)
+            reported.append(worker.report.unresponsive)
             await worker.until_reported(len(reported))
         return reported
 
@@ -235,8 +228,8 @@ def test_no_counts_remain_after_all_background_attempts():
     async def play(worker):
         await worker.micro_batch(*deliveries(3, "slow"))
         [to] = {outcome.delivery.endpoint.endpoint_id for outcome in worker.ended}
-        before = worker.late.in_flight_to(to), worker.late.is_unresponsive(to)
+        before = worker.background.in_flight_to(to), worker.background.is_unresponsive(to)
         await worker.until_reported(3)
-        return before, (worker.late.in_flight_to(to), worker.late.is_unresponsive(to))
+        return before, (worker.background.in_flight_to(to), worker.background.is_unresponsive(to))
 
     assert playing(play, {"slow": 1.5}) == ((3, True), (0, False))

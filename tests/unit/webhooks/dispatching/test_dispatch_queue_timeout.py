@@ -10,7 +10,7 @@ import math
 from delivery.model import OutcomeKind
 from delivery.webhooks.policy import error_classes, retry_reasons
 from tests.support import fakes
-from tests.support.dispatching import deliveries, dispatcher_of, run
+from tests.support.dispatching import deliveries, dispatcher_of, new_memory, run
 
 
 class SlowSender(fakes.FakeSender):
@@ -28,14 +28,14 @@ class SlowSender(fakes.FakeSender):
 
 def in_passing_time(sender_of, *micro_batches, **bounds):
     """Deliver micro-batches in turn; return for each (seconds it took, count by endpoint, kind, reason, attempts)."""
-    clock, breakers, bounds = fakes.PassingClock(), {}, {"response_deadline_s": math.inf} | bounds
-    sender = sender_of(clock)
+    clock, bounds = fakes.PassingClock(), {"response_deadline_s": math.inf} | bounds
+    sender, memory = sender_of(clock), new_memory(clock)
 
     async def main():
         clock.install()
         counted = []
         for submitted in micro_batches:
-            began, dispatcher = clock.now, dispatcher_of(sender, clock, breakers=breakers, **bounds)
+            began, dispatcher = clock.now, dispatcher_of(sender, clock, memory=memory, **bounds)
             for delivery in submitted:
                 dispatcher.submit(delivery)
             await dispatcher.finish()

@@ -7,7 +7,7 @@ import pytest
 from delivery.model import OutcomeKind
 from delivery.registry_model import Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.scheduling.response_times import MIN_MARGIN_S
+from delivery.webhooks.scheduling.response_times import LATE_DEADLINE_S, MIN_MARGIN_S
 from tests.support import fakes
 from tests.support.dispatching import deliveries
 from tests.support.micro_batches import FINE, NEVER_S, Endpoints, Worker, apart, fine, playing
@@ -147,3 +147,48 @@ def test_unresponsive_endpoints_are_judged_together():
 
     took, kinds = playing(play, {})
     assert (took, {kind for _, kind, _ in kinds}) == (2.0, {"delivered"})
+
+
+def test_workers_hardly_wait_for_an_endpoint_that_one_of_them_reported():
+    """Regression: each of four workers made a micro-batch wait, so the others' 99th percentile rose by half."""
+
+    async def play(first):
+        second = Worker(first.sender, first.clock)
+        for worker in (first, second):
+            await worker.micro_batch(*fine(), *deliveries(1, "was-quick"))
+        first.sender.seconds["was-quick"] = NEVER_S
+        waited_s, _ = await first.micro_batch(*fine(), *deliveries(1, "was-quick"))
+        late = dict.fromkeys(first.report.late, 1.0)
+        hardly_s, kinds = await second.micro_batch(*fine(), *deliveries(1, "was-quick"), late=late)
+        return waited_s, set(late), hardly_s, kinds["was-quick", "postponed", retry_reasons.UNDER_WAY], second.report.late
+
+    waited_s, late, hardly_s, moved, repeated = playing(play, {"was-quick": 0.01})
+    assert (waited_s, hardly_s) == (pytest.approx(0.01 + MIN_MARGIN_S), LATE_DEADLINE_S)
+    assert (late, moved, repeated) == ({"was-quick"}, 1, frozenset())
+
+
+def test_an_endpoint_that_another_worker_reported_is_no_sign_of_an_outage():
+    async def play(worker):
+        names = [f"late{number}" for number in range(5)]
+        return await worker.micro_batch(*apart(*names), *apart("fine"), late=dict.fromkeys(names, 1.0))
+
+    took_s, kinds = playing(play, {f"late{number}": NEVER_S for number in range(5)} | {"fine": 0.1})
+    assert (took_s, kinds["fine", "delivered", None]) == (0.1, 1)
+    assert sum(count for (_, _, reason), count in kinds.items() if reason == retry_reasons.UNDER_WAY) == 5
+
+
+def test_a_response_of_the_usual_time_ends_the_short_wait():
+    async def play(worker):
+        await worker.micro_batch(*deliveries(1, "was-late"))
+        found = []
+        for seconds, reported_at in [(0.01, 1.0), (0.1, 1.0), (0.1, 2.0)]:
+            worker.sender.seconds["was-late"] = seconds
+            _, kinds = await worker.micro_batch(*deliveries(1, "was-late"), late={"was-late": reported_at})
+            found += [(reported_at, outcome, reason) for _, outcome, reason in kinds]
+        return found
+
+    assert playing(play, {"was-late": 0.01}) == [
+        (1.0, "delivered", None),
+        (1.0, "delivered", None),
+        (2.0, "postponed", retry_reasons.UNDER_WAY),
+    ]

@@ -3,17 +3,14 @@
 import asyncio
 
 from delivery.webhooks.dispatching import endpoint_queue, ready_queue
-from delivery.webhooks.scheduling import host_limits, limits
+from delivery.webhooks.scheduling import limits
 from tests.support import fakes
-from tests.support.dispatching import deliveries
+from tests.support.dispatching import deliveries, new_memory
 
 
 def queue_of(endpoint_id, count, **fields):
     """Return an endpoint's queue with `count` waiting deliveries."""
-    memory = endpoint_queue.EndpointMemory(
-        paces={}, hosts=host_limits.Hosts(limits.Limits(), lambda: 0.0), breakers={}, response_times={}
-    )
-    submitted = deliveries(count, endpoint_id, **fields)
+    memory, submitted = new_memory(lambda: 0.0), deliveries(count, endpoint_id, **fields)
     queue = memory.queue_of(submitted[0].endpoint, limits.Limits(), fakes.unreported_background())
     queue.waiting.extend(endpoint_queue.PendingDelivery(delivery) for delivery in submitted)
     return queue

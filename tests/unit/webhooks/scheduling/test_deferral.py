@@ -20,7 +20,7 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import circuit_breaker
 from delivery.webhooks.sending import payload
 from tests.support import batches, builders, fakes
-from tests.support.dispatching import fast_lane
+from tests.support.dispatching import fast_lane, new_memory
 from tests.unit.webhooks.lanes.test_batch_lane import deliver as deliver_batches
 
 NOW_S = 1_700_000_000.0
@@ -51,7 +51,7 @@ def deliver(endpoint, *values, error_class=None, suppressed=(), breakers=None, b
             sender,
             clock,
             suppressed=suppressed,
-            breakers=breakers,
+            memory=new_memory(clock, breakers=breakers),
             quick_retry=backoff.QuickRetry(first_wait_s=0),
             **(bounds or {}),
         )

@@ -42,7 +42,9 @@ def delivered(urls, *, wait_s=0.05, each=1, known=None, **bounds):
         loop = asyncio.get_running_loop()
         chosen = {"queue_timeout_s": LONG_S, "response_deadline_s": LONG_S} | bounds
         all_hosts = known or host_limits.Hosts(limits.Limits(**chosen), loop.time)
-        dispatcher = dispatching.dispatcher_of(receivers, loop.time, known_hosts=all_hosts, **chosen)
+        dispatcher = dispatching.dispatcher_of(
+            receivers, loop.time, memory=dispatching.new_memory(loop.time, hosts=all_hosts), **chosen
+        )
         for number, url in enumerate(urls):
             endpoint = builders.endpoint(f"ep{number}", url=url, customer_id=f"c{number % 10}")
             for _ in range(each):
@@ -122,13 +124,17 @@ def test_an_abandoned_micro_batch_frees_its_host_capacity():
         loop = asyncio.get_running_loop()
         bounds = {"max_per_host": 2, "queue_timeout_s": LONG_S, "response_deadline_s": LONG_S}
         known = host_limits.Hosts(limits.Limits(**bounds), loop.time)
-        given_up = dispatching.dispatcher_of(Receivers(LONG_S), loop.time, known_hosts=known, **bounds)
+        given_up = dispatching.dispatcher_of(
+            Receivers(LONG_S), loop.time, memory=dispatching.new_memory(loop.time, hosts=known), **bounds
+        )
         for n in range(10):
             given_up.submit(builders.delivery(endpoint=builders.endpoint(f"ep{n}", url=f"{VICTIM}/{n}")))
         await asyncio.sleep(0.1)
         given_up.abandon()
         await asyncio.sleep(0.1)
-        following = dispatching.dispatcher_of(Receivers(0.01), loop.time, known_hosts=known, **bounds)
+        following = dispatching.dispatcher_of(
+            Receivers(0.01), loop.time, memory=dispatching.new_memory(loop.time, hosts=known), **bounds
+        )
         for n in range(10):
             following.submit(builders.delivery(endpoint=builders.endpoint(f"ep{n}", url=f"{VICTIM}/{n}")))
         await following.finish()

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.webhooks.scheduling.response_times import (
+    LATE_DEADLINE_S,
     MIN_MARGIN_S,
     FirstResponses,
     ResponseTime,
@@ -46,6 +47,21 @@ def test_after_a_late_response_the_deadline_is_short():
     quick = [0.01] * 20
     assert response_deadline_s(*quick, 2.0) == MIN_MARGIN_S
     assert response_deadline_s(*quick, 2.0, 0.01) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("answers_s", "ends"),
+    [((), False), ((2.0,), False), ((0.16,), True), ((2.0, 2.0), False), ((2.0, 0.3), True)],
+)
+def test_the_wait_for_a_late_endpoint_is_short_until_it_responds_as_usual(answers_s, ends):
+    """The mean is 0.01 s before, and 0.26 s after a response of 2 s."""
+    response_time = ResponseTime(FirstResponses())
+    response_time.record(0.01)
+    response_time.is_late = True
+    for seconds in answers_s:
+        response_time.record(seconds)
+    assert response_time.is_late is not ends
+    assert (response_time.deadline_s(0.5) > LATE_DEADLINE_S) is ends
 
 
 def new_endpoint_deadline_s(*first_responses_s):

@@ -1,0 +1,75 @@
+"""Keep the unhealthy endpoints for all workers of the direct, batch and real-time lanes: the suppressed and the late ones.
+
+Events of a suppressed endpoint go to the retry lane without an attempt, because the endpoint fails or does not answer. A late
+endpoint gets attempts, but a task hardly waits for its responses. Runs on the driver, shared by the lanes of one application.
+If the retry lane runs as an application of its own, the other lanes do not know which endpoints the retry lane suppresses. Then
+each worker process detects failing endpoints by itself (delivery.webhooks.scheduling.circuit_breaker).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from delivery.registry_model import EndpointId
+from delivery.webhooks.policy import retry_reasons
+from delivery.webhooks.scheduling import unhealthy
+
+LATE_S = 600.0
+"""Seconds for which a late endpoint is kept. By then most workers have met it: they estimate its response time themselves."""
+MAX_LATE = 1_000
+"""Most late endpoints that are kept, those of the last reports. All are sent to each task: some 40 bytes for each."""
+
+
+class UnhealthyEndpoints:
+    """The unhealthy endpoints of one application. Thread-safe.
+
+    `attempt_s` is the timeout of an attempt in the direct, batch and real-time lanes. An endpoint that is unresponsive to one
+    worker is suppressed for all workers for twice `attempt_s`. By then the attempts in flight have usually ended, and the
+    retry lane has their results. From then on the endpoint is suppressed only if the last call of `set_failing` names it.
+    `clock` is monotonic, in seconds.
+    """
+
+    def __init__(self, attempt_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._unresponsive_s = 2 * attempt_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failing: frozenset[EndpointId] = frozenset()
+        self._unresponsive_until: dict[EndpointId, float] = {}
+        self._late: dict[EndpointId, float] = {}
+        """By endpoint, the time of its last report. The oldest report comes first."""
+
+    def set_failing(self, endpoints: frozenset[EndpointId]) -> None:
+        """Replace the set of endpoints that the retry lane suppresses.
+
+        The retry lane calls this after each micro-batch that has input partitions: only then do the lane's shards report.
+        """
+        self._failing = endpoints
+
+    def add_unresponsive(self, endpoints: frozenset[EndpointId]) -> None:
+        """Suppress endpoints that were unresponsive to a worker of the direct, batch or real-time lane."""
+        with self._lock:
+            self._unresponsive_until |= dict.fromkeys(endpoints, self._clock() + self._unresponsive_s)
+
+    def add_late(self, endpoints: frozenset[EndpointId]) -> None:
+        """Record that endpoints were late to respond to a worker of the direct or batch lane."""
+        now = self._clock()
+        with self._lock:
+            for endpoint_id in endpoints:
+                self._late.pop(endpoint_id, None)
+                self._late[endpoint_id] = now
+            while len(self._late) > MAX_LATE:
+                del self._late[next(iter(self._late))]
+
+    def current(self) -> unhealthy.Unhealthy:
+        """Return the endpoints that are unhealthy now. The result does not change later."""
+        now = self._clock()
+        with self._lock:
+            self._unresponsive_until = {
+                endpoint_id: until for endpoint_id, until in self._unresponsive_until.items() if until > now
+            }
+            unresponsive = dict.fromkeys(self._unresponsive_until, retry_reasons.SLOW)
+            self._late = {endpoint_id: at for endpoint_id, at in self._late.items() if at + LATE_S > now}
+            late = self._late.copy()
+        return unhealthy.Unhealthy(unresponsive | dict.fromkeys(self._failing, retry_reasons.CIRCUIT_OPEN), late)

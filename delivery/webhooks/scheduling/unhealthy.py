@@ -1,0 +1,24 @@
+"""Define what a task of the direct, batch or real-time lane knows of unhealthy endpoints, by the reports of all workers.
+
+The driver makes this value (delivery.stages.lanes.unhealthy_endpoints).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from delivery.registry_model import EndpointId
+
+
+class Unhealthy(NamedTuple):
+    """The endpoints that are unhealthy by the reports of all workers. Mappings that others may change must not be kept."""
+
+    suppressed: Mapping[EndpointId, str]
+    """Endpoints to which a task sends nothing. Each has the reason, a word of `policy.retry_reasons`."""
+    late: Mapping[EndpointId, float]
+    """Endpoints that were late to respond to some worker. Each has the time of the last report, in seconds, by the monotonic
+    clock of the driver. A task sends to them, but hardly waits for them (`dispatching.endpoint_memory`)."""
+
+
+NONE = Unhealthy({}, {})  # never changed
