@@ -47,7 +47,7 @@ def records():
     ]
 
 
-def micro_batch(here, source, known=unhealthy.NONE):
+def micro_batch(here, source, known=unhealthy.NONE_UNHEALTHY):
     """Deliver some events to each endpoint; return (seconds it took, outcomes by endpoint, kind and reason).
 
     The seconds leave out those in which the worker waited for its own machine since the last micro-batch, as the worker does

@@ -18,7 +18,8 @@ from delivery.webhooks.results import completed_work, topic_rows
 from delivery.webhooks.results.task_results import Results, background_results
 from delivery.webhooks.retries import health_hints
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import background_attempts, deferral, host_limits, limits, unhealthy
+from delivery.webhooks.scheduling import background_attempts, deferral, host_limits, limits
+from delivery.webhooks.scheduling.unhealthy import Unhealthy
 from delivery.webhooks.sending import sender
 from tests.simulation.shards import POLICY
 from tests.simulation.virtual import now_s
@@ -75,23 +76,23 @@ class Worker:
         return [*topic_rows.rows(results, TOPICS, now_ms=at_ms), *itertools.chain(*deferred)]
 
     def direct(
-        self, registry: registries.Registry, known: unhealthy.Unhealthy, ended: completed_work.CompletedKeys
+        self, registry: registries.Registry, unhealthy: Unhealthy, ended: completed_work.CompletedKeys
     ) -> direct_lane.DirectLane:
         self.begin_task()
-        deferrals = self._begin(known)
+        deferrals = self._begin(unhealthy)
         return direct_lane.DirectLane(registry, self._dispatcher(deferrals), deferrals, parsing.Layout(), ended)
 
     def batches(
-        self, registry: registries.Registry, known: unhealthy.Unhealthy, ended: completed_work.CompletedKeys
+        self, registry: registries.Registry, unhealthy: Unhealthy, ended: completed_work.CompletedKeys
     ) -> batch_lane.BatchLane:
         self.begin_task()
-        deferrals = self._begin(known)
+        deferrals = self._begin(unhealthy)
         return batch_lane.BatchLane(registry, self._dispatcher(deferrals), deferrals, ended)
 
-    def _begin(self, known: unhealthy.Unhealthy) -> deferral.Deferrals:
-        self.memory.expect_late(known.late)
+    def _begin(self, unhealthy: Unhealthy) -> deferral.Deferrals:
+        self.memory.expect_late(unhealthy.late)
         return deferral.Deferrals(
-            known.suppressed, self.memory.breakers, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng
+            unhealthy.suppressed, self.memory.breakers, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng
         )
 
     def _dispatcher(self, deferrals: deferral.Deferrals) -> dispatch.Dispatcher[Any]:

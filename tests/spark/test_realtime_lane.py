@@ -45,7 +45,7 @@ def lane_of(spark, tmp_path):
         context = types.SimpleNamespace(
             record=lambda _: None,
             network=types.SimpleNamespace(is_paused=False),
-            unhealthy=types.SimpleNamespace(current=lambda: unhealthy.NONE),
+            unhealthy=types.SimpleNamespace(current=lambda: unhealthy.NONE_UNHEALTHY),
         )
         return realtime_query.RealtimeLane(config, spark, registry, threading.Event(), context, shares=False)
 

@@ -112,11 +112,23 @@ def test_the_jvm_compiles_quickly_only(spark):
     assert {name.split()[0] for name in compilers} == {"C1"}
 
 
+def jvm_option(spark, name):
+    management, bean = spark._jvm.java.lang.management.ManagementFactory, spark._jvm.com.sun.management.HotSpotDiagnosticMXBean
+    return management.getPlatformMXBean(bean._java_lang_class).getVMOption(name).getValue()
+
+
 def test_the_jvm_keeps_as_much_code_as_with_both_compilers(spark):
     """With one it would keep a fifth, throw it away when that is full, and compile anew while events wait (docs/adr/0024)."""
-    management, bean = spark._jvm.java.lang.management.ManagementFactory, spark._jvm.com.sun.management.HotSpotDiagnosticMXBean
-    flags = management.getPlatformMXBean(bean._java_lang_class)
-    assert int(flags.getVMOption("ReservedCodeCacheSize").getValue()) == 240 * 1024 * 1024
+    assert int(jvm_option(spark, "ReservedCodeCacheSize")) == 240 * 1024 * 1024
+
+
+def test_the_jvm_keeps_a_large_young_generation(spark):
+    """A small one filled the old generation in 100 s, and its collection stopped all lanes for 0.2 s (docs/adr/0052)."""
+    assert jvm_option(spark, "UseAdaptiveSizePolicyFootprintGoal") == "false"
+
+
+def test_the_jvm_loads_its_classes_without_a_collection_of_the_whole_heap(spark):
+    assert int(jvm_option(spark, "MetaspaceSize")) == 192 * 1024 * 1024
 
 
 def test_what_pyspark_asks_for_in_each_plan_is_kept(spark):

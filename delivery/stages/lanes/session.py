@@ -29,12 +29,25 @@ LOG_LEVEL = "WARN"
 """Level of Spark's own log."""
 LOG_CONFIGURATION = Path(__file__).with_name("log4j2.xml")
 """File with the configuration of the JVM's log."""
-JVM_OPTIONS = ("-XX:+UseParallelGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
-"""JVM options that save CPU (docs/adr/0024). The parallel collector saves a sixth of the JVM's CPU in the load test: a small
-heap does not need shorter pauses. Using only the quick compiler saves another third: the other compiler takes minutes for code
-that mostly waits. By default the JVM's code cache has 48 MB with one compiler, and 240 MB with both. A lane with state fills 48
-MB in 90 s. The JVM then discards most of the code and compiles it again, for ten seconds at twice the latency. So the last
-option sets 240 MB."""
+JVM_OPTIONS = (
+    "-XX:+UseParallelGC",
+    "-XX:-UseAdaptiveSizePolicyFootprintGoal",
+    "-XX:MetaspaceSize=192m",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:ReservedCodeCacheSize=240m",
+)
+"""JVM options that save CPU (docs/adr/0024) or pauses of all lanes (2 and 3, docs/adr/0052).
+
+1. The parallel collector saves a sixth of the JVM's CPU in the load test: a small heap does not need shorter pauses.
+2. With its footprint goal it would shrink the young generation, down to a third, while the collections cost little CPU. Then
+   there are three times as many young collections, and each promotes some 3 MB that are garbage a moment later. After 100 s a
+   collection of the old generation stopped the JVM, and so every lane, for 0.2 s. The price is 340 MB under light load.
+3. The JVM collects the whole heap when its classes fill this size. With the default, 21 MB, this took 0.2 s before the first
+   delivery.
+4. Using only the quick compiler saves another third: the other compiler takes minutes for code that mostly waits.
+5. By default the JVM's code cache has 48 MB with one compiler, and 240 MB with both. A lane with state fills 48 MB in 90 s. The
+   JVM then discards most of the code and compiles it again, for ten seconds at twice the latency.
+"""
 JARS, CLASS_PATH = "spark.jars", "spark.driver.extraClassPath"
 STOP_TIMEOUT = "30s"
 """Time for a query to end when it is stopped. Spark would wait for ever for a thread that no interrupt reaches."""

@@ -1,9 +1,11 @@
-"""Keep the unhealthy endpoints for all workers of the direct, batch and real-time lanes: the suppressed and the late ones.
+"""Keep the unhealthy endpoints for all workers: the suppressed and the late ones.
 
 Events of a suppressed endpoint go to the retry lane without an attempt, because the endpoint fails or does not answer. A late
-endpoint gets attempts, but a task hardly waits for its responses. Runs on the driver, shared by the lanes of one application.
-If the retry lane runs as an application of its own, the other lanes do not know which endpoints the retry lane suppresses. Then
-each worker process detects failing endpoints by itself (delivery.webhooks.scheduling.circuit_breaker).
+endpoint gets attempts, but tasks of the direct and batch lanes hardly wait for its responses.
+
+Runs on the driver, shared by the lanes of one application. If the retry lane runs as an application of its own, the other lanes
+do not know which endpoints the retry lane suppresses. Then each worker process detects failing endpoints by itself
+(delivery.webhooks.scheduling.circuit_breaker).
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ class UnhealthyEndpoints:
 
     def add_late(self, endpoints: frozenset[EndpointId]) -> None:
         """Record that endpoints were late to respond to a worker of the direct or batch lane."""
-        now = self._clock()
         with self._lock:
+            now = self._clock()  # within the lock: later reports have later times
             for endpoint_id in endpoints:
                 self._late.pop(endpoint_id, None)
                 self._late[endpoint_id] = now

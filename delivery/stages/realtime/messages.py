@@ -58,7 +58,7 @@ class TaskReport:
     gone: frozenset[AttemptedEndpoint] = frozenset()
     """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: frozenset[EndpointId] = frozenset()
-    """Endpoints that did not answer within their response deadline."""
+    """Endpoints that were silent for the setting `delivery.patience_s`."""
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
     """For each partition with progress: the offset below which the results of all records are written."""
     records: int = 0

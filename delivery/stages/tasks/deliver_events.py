@@ -18,7 +18,7 @@ from delivery.model import Record
 from delivery.stages.kafka.completed_reader import CompletedWork
 from delivery.stages.tasks import task_context
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling.unhealthy import NONE, Unhealthy
+from delivery.webhooks.scheduling.unhealthy import NONE_UNHEALTHY, Unhealthy
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """Columns of the record streams that delivery.stages.kafka.topic_source reads, and of their Arrow batches."""
@@ -35,7 +35,7 @@ def deliver(
     source: registries.RegistrySource,
     parallelism: int,
     *,
-    unhealthy: Unhealthy = NONE,
+    unhealthy: Unhealthy = NONE_UNHEALTHY,
     work_log: CompletedWork | None = None,
 ) -> DataFrame:
     """Return a frame without rows, whose tasks deliver `records` and write the results to Kafka.
@@ -68,7 +68,7 @@ class DeliverPartition:
 
     tools: task_context.Tools
     source: registries.RegistrySource
-    unhealthy: Unhealthy = NONE
+    unhealthy: Unhealthy = NONE_UNHEALTHY
     work_log: CompletedWork | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

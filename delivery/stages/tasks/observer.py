@@ -123,7 +123,7 @@ class Observer:
     gone: Accumulator[frozenset[AttemptedEndpoint]]
     """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: Accumulator[frozenset[EndpointId]]
-    """Endpoints that did not answer within their response deadline."""
+    """Endpoints that were silent for the setting `delivery.patience_s`."""
     level: str
     """The setting `logs.level`."""
     format: str

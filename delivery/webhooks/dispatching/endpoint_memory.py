@@ -22,7 +22,7 @@ class EndpointMemory:
 
     Three reports concern an endpoint without a response:
     1. A task waited until the response deadline, in vain: this worker reports the endpoint as late, at once.
-    2. Another worker has reported it as late: this worker hardly waits for it, until it has responded here.
+    2. Some worker has reported it as late: this worker hardly waits for it, until it has responded here in its usual time.
     3. It has sent no response for a given time: this worker reports it as unresponsive, and all workers suppress it.
     """
 
@@ -42,8 +42,8 @@ class EndpointMemory:
         """Mark the endpoints that some worker has reported as late since the last call.
 
         `late` has the reports of all workers, each with its time by the driver's clock. An endpoint is marked once for each
-        report, so a response to this worker ends the mark. The own reports of this worker come back too: they mark an endpoint
-        that may have responded meanwhile, and then one attempt moves to the background in vain.
+        report, so a response to this worker ends the mark. The own reports of this worker come back too, and mark an endpoint
+        that may have responded meanwhile.
         """
         newest = self.last_report
         for endpoint_id, reported_at in late.items():

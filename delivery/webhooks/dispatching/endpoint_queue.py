@@ -183,7 +183,8 @@ class Overdue(NamedTuple, Generic[Sent]):
     Endpoints whose mean or last response time exceeds `response_deadline_s` are left out. Empty if none of these endpoints has
     an overdue attempt: then silence is no sign of an outage."""
     check_in_s: float
-    """Seconds until the next attempt becomes overdue. MIN_MARGIN_S if there is no such attempt."""
+    """Seconds until the next attempt becomes overdue. MIN_MARGIN_S if there is no such attempt. At most LATE_DEADLINE_S if an
+    attempt to a late endpoint is overdue."""
 
 
 def report(
@@ -222,7 +223,7 @@ def overdue(in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: floa
     for pending, (queue, _) in in_flight.items():
         if queue.waiting and queue.has_responded:
             continue
-        has_no_response, is_slow = queue.responded_at <= pending.since, queue.response_time.is_known_slow(max_s)
+        has_no_response, is_slow = queue.responded_at <= pending.since, queue.response_time.exceeds(max_s)
         if has_no_response and not is_slow:
             without_response[queue.endpoint_id] = queue
         left_s = pending.since + queue.response_time.deadline_s(max_s) - now
@@ -230,6 +231,8 @@ def overdue(in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: floa
             check_in_s = min(check_in_s, left_s)
             continue
         attempts.append(pending)
+        if queue.response_time.is_late:  # so soon, an outage may be suspected only because hardly anybody has responded yet
+            check_in_s = min(check_in_s, response_times.LATE_DEADLINE_S)
         if has_no_response:
             unresponsive.setdefault(queue.endpoint_id, (queue, pending.since))  # the first attempt is the oldest
             is_suspicious |= not is_slow
@@ -255,7 +258,7 @@ def may_be_local_outage(queues: Collection[Queue[Sent]], without_response: Colle
         for queue in queues
         if not queue.has_responded
         and (queue.is_unresponsive or queue in without_response)
-        and not queue.response_time.is_known_slow(max_s)
+        and not queue.response_time.exceeds(max_s)
     )
     seen = reachability(queues) + outage_detection.reachability((queue.endpoint, False) for queue in unknown)
     return seen.is_broken(least=FEW_DESTINATIONS + 1)

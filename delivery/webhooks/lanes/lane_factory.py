@@ -15,7 +15,8 @@ from delivery.webhooks.formats import decoder
 from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, drain_gate, worker_plan
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.routing import registries, seen_ids
-from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_clock, unhealthy
+from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_clock
+from delivery.webhooks.scheduling.unhealthy import Unhealthy
 from delivery.webhooks.sending import sender
 
 
@@ -50,13 +51,13 @@ class LaneFactory:
     def direct(
         self,
         registry: registries.Registry,
-        known: unhealthy.Unhealthy,
+        unhealthy: Unhealthy,
         ended: completed_work.CompletedKeys,
         *,
         pauses_partitions: bool = False,
     ) -> direct_lane.DirectLane:
         """Return a DirectLane for one task, or for one slice of the real-time lane. DirectLane explains `pauses_partitions`."""
-        deferrals = self._begin(known)
+        deferrals = self._begin(unhealthy)
         return direct_lane.DirectLane(
             registry,
             self._dispatcher_of(deferrals),
@@ -69,10 +70,10 @@ class LaneFactory:
         )
 
     def batch(
-        self, registry: registries.Registry, known: unhealthy.Unhealthy, ended: completed_work.CompletedKeys
+        self, registry: registries.Registry, unhealthy: Unhealthy, ended: completed_work.CompletedKeys
     ) -> batch_lane.BatchLane:
         """Return a BatchLane for one task."""
-        deferrals = self._begin(known)
+        deferrals = self._begin(unhealthy)
         return batch_lane.BatchLane(registry, self._dispatcher_of(deferrals), deferrals, ended)
 
     def collector(self, registry: registries.Registry, *, shards: int, immediate_flush_s: float) -> batch_collect.Collector:
@@ -87,11 +88,11 @@ class LaneFactory:
             formats=self._formats,
         )
 
-    def _begin(self, known: unhealthy.Unhealthy) -> deferral.Deferrals:
+    def _begin(self, unhealthy: Unhealthy) -> deferral.Deferrals:
         """Apply what the driver knows of unhealthy endpoints; return the deferrals of a lane."""
-        self._memory.expect_late(known.late)
+        self._memory.expect_late(unhealthy.late)
         return deferral.Deferrals(
-            known.suppressed, self._memory.breakers, self._background, clock=self._clock, now_s=self._now_s
+            unhealthy.suppressed, self._memory.breakers, self._background, clock=self._clock, now_s=self._now_s
         )
 
     def _dispatcher_of(self, deferrals: deferral.Deferrals) -> dispatch.Dispatcher[Any]:

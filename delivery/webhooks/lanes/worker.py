@@ -24,7 +24,7 @@ from delivery.webhooks.lanes import (
 from delivery.webhooks.results import background_results, completed_work
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import registries
-from delivery.webhooks.scheduling import unhealthy
+from delivery.webhooks.scheduling.unhealthy import NONE_UNHEALTHY, Unhealthy
 from delivery.webhooks.state import chunking
 
 BATCH_BYTES_AT_ONCE = 1024 * 1024
@@ -76,7 +76,7 @@ class Worker:
         self,
         batches: Iterable[Iterable[Record]],
         source: registries.RegistrySource,
-        known: unhealthy.Unhealthy = unhealthy.NONE,
+        unhealthy: Unhealthy = NONE_UNHEALTHY,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
         """Deliver the records of a task of the direct lane by the registry in `source`; yield their results.
@@ -86,7 +86,7 @@ class Worker:
         the task reads the next records.
         """
         lane = self._thread.call(
-            lambda: self._lanes.direct(self._state.registry_from(source), known, ended, pauses_partitions=True)
+            lambda: self._lanes.direct(self._state.registry_from(source), unhealthy, ended, pauses_partitions=True)
         )
         yield from self._driver(lane).results(batches)
 
@@ -100,13 +100,13 @@ class Worker:
         """Return a real-time lane for a long task.
 
         A slice is the records of about one second. `registry` is called in the event loop when a slice begins. `suppressed` is
-        read in the loop for each delivery, and may be changed there. Deliveries in `ended` were completed by an earlier run of
-        the query, and are left out.
+        read in the loop for each delivery, and may be changed there. The lane is given no late endpoints, because no record
+        waits for the end of a slice. Deliveries in `ended` were completed by an earlier run of the query, and are left out.
         `next_offsets` has, by topic and partition, the offset at which the task begins to read, where it is known.
         """
 
         def begin() -> realtime_lane.Slice:
-            lane = self._lanes.direct(self._state.follow(registry()), unhealthy.Unhealthy(suppressed, {}), ended)
+            lane = self._lanes.direct(self._state.follow(registry()), Unhealthy(suppressed, {}), ended)
             return realtime_lane.Slice(lane, self._lanes.gate)
 
         return realtime_lane.RealtimeSlices(self._thread.loop, begin, next_offsets, self._state.complete)
@@ -137,7 +137,7 @@ class Worker:
         self,
         batches: Iterable[bytes],
         source: registries.RegistrySource,
-        known: unhealthy.Unhealthy = unhealthy.NONE,
+        unhealthy: Unhealthy = NONE_UNHEALTHY,
         ended: completed_work.CompletedKeys = frozenset(),
     ) -> Iterator[Results]:
         """Deliver batches that shards of the batch lane have sent, by the registry in `source`; yield the results.
@@ -146,7 +146,7 @@ class Worker:
         left out. Called in the task's thread, by one task at a time.
         """
         chunks = chunking.chunks(batches, len, BATCH_BYTES_AT_ONCE)
-        lane = self._thread.call(lambda: self._lanes.batch(self._state.registry_from(source), known, ended))
+        lane = self._thread.call(lambda: self._lanes.batch(self._state.registry_from(source), unhealthy, ended))
         yield from self._driver(lane).results(chunks)
 
     @property

@@ -16,8 +16,8 @@ endpoint clock is no more exact than this when the worker lacks CPU (the granula
 when a request is sent, and again when the response is read. With thousands of endpoints, one has just become slow in nearly
 each micro-batch. So nearly each micro-batch ends later by about this time."""
 LATE_DEADLINE_S = 0.02
-"""Response deadline, in seconds, of an endpoint that another worker has reported as late. A healthy endpoint nearby responds
-within this time. Then an endpoint that was late once does not get all events of a micro-batch by the retry lane."""
+"""Seconds from the mean response time to the response deadline of an endpoint that some worker has reported as late. A healthy
+endpoint responds within this time, so that its other events do not go to the retry lane because it was late once."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
 """Seconds. FirstResponses counts a longer first response time as this time, or as its present deadline if that is shorter."""
 
@@ -98,10 +98,6 @@ class ResponseTime(_Estimate):
         self._last_s = seconds
         self.no_response_since = None
 
-    def is_known_slow(self, max_s: float) -> bool:
-        """Return True if no quick response is to be expected: `is_late`, or `exceeds`."""
-        return self.is_late or self.exceeds(max_s)
-
     def exceeds(self, max_s: float) -> bool:
         """Return True if the mean or the last response time is longer than `max_s`."""
         return self._mean_s > max_s or self._last_s > max_s
@@ -109,8 +105,9 @@ class ResponseTime(_Estimate):
     def deadline_s(self, max_s: float) -> float:
         """Return the response deadline: seconds to wait for a response, at most `max_s`.
 
-        1. `is_late`: LATE_DEADLINE_S. Another task has waited, so that this one need not.
-        2. The mean exceeds `max_s`: 0, because any wait would be in vain.
+        1. The mean exceeds `max_s`: 0, because any wait would be in vain.
+        2. `is_late`: the mean plus LATE_DEADLINE_S, because another task has waited already. If the last response time exceeds
+           `max_s`, or there is none: LATE_DEADLINE_S.
         3. The endpoint has never responded: the deadline of the worker's FirstResponses.
         4. Only the last response time exceeds `max_s`: MIN_MARGIN_S. By case 5 the task would wait for all of `max_s`: one
            response of 2 s adds 2 s, four times the spread, to the deadline of a fast endpoint.
@@ -119,7 +116,8 @@ class ResponseTime(_Estimate):
         if self._mean_s > max_s:
             return 0.0
         if self.is_late:
-            return min(LATE_DEADLINE_S, max_s)
+            usual_s = 0.0 if self._last_s > max_s else self._mean_s
+            return min(usual_s + LATE_DEADLINE_S, max_s)
         if not self._mean_s:
             return self._first_responses.deadline_s(max_s)
         return min(MIN_MARGIN_S, max_s) if self._last_s > max_s else super().deadline_s(max_s)

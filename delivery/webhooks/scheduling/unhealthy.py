@@ -12,7 +12,7 @@ from delivery.registry_model import EndpointId
 
 
 class Unhealthy(NamedTuple):
-    """The endpoints that are unhealthy by the reports of all workers. Mappings that others may change must not be kept."""
+    """The endpoints that are unhealthy by the reports of all workers."""
 
     suppressed: Mapping[EndpointId, str]
     """Endpoints to which a task sends nothing. Each has the reason, a word of `policy.retry_reasons`."""
@@ -21,4 +21,4 @@ class Unhealthy(NamedTuple):
     clock of the driver. A task sends to them, but hardly waits for them (`dispatching.endpoint_memory`)."""
 
 
-NONE = Unhealthy({}, {})  # never changed
+NONE_UNHEALTHY = Unhealthy({}, {})  # never changed

@@ -113,7 +113,7 @@ def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
     )
     a = frozenset({"a"})
     context.record(observed(Results(reach=unreachable(0, outage_detection.MIN_DESTINATIONS), unresponsive=a, late=a)))
-    assert context.unhealthy.current() == unhealthy.NONE
+    assert context.unhealthy.current() == unhealthy.NONE_UNHEALTHY
 
 
 def test_all_workers_learn_which_endpoints_were_late_and_when_last():

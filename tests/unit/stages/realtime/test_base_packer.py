@@ -39,7 +39,7 @@ def updates():
     """The answers of a driver, whose newest registry the test sets."""
     registry = SimpleNamespace(newest=None, pause_reason=lambda: None)
     context = SimpleNamespace(
-        unhealthy=SimpleNamespace(current=lambda: unhealthy.NONE), network=SimpleNamespace(is_paused=False)
+        unhealthy=SimpleNamespace(current=lambda: unhealthy.NONE_UNHEALTHY), network=SimpleNamespace(is_paused=False)
     )
     lane = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)
     lane._registry, lane._context, lane._packer = registry, context, base_packer.BasePacker()
