@@ -54,7 +54,7 @@ class Worker:
     def __init__(self, endpoints: Endpoints, clock: fakes.PassingClock) -> None:
         self._endpoints, self._clock = endpoints, clock
         self._memory = new_memory(clock)
-        self._background = background_attempts.BackgroundAttempts(15.0, 256, lambda _: None)
+        self._background = background_attempts.BackgroundAttempts(ATTEMPT_S, 256, lambda _: None)
 
     async def deliver(self, due: list[Delivery], known: unhealthy.Unhealthy) -> tuple[list[Delivery], DispatchReport]:
         """Return the deliveries that a task has made, and its report."""
@@ -81,10 +81,7 @@ async def simulate() -> dict[str, Any]:
     """Return the figures of each phase, and the ratios of the second to the first."""
     rng, clock = random.Random(1), fakes.PassingClock()
     clock.install()
-    registered = [
-        builders.endpoint(f"ep{number}", url=f"https://h{number}.example/", customer_id=f"c{number}")
-        for number in range(ENDPOINTS)
-    ]
+    registered = [_endpoint(number) for number in range(ENDPOINTS)]
     weights = list(itertools.accumulate((number + 1) ** -0.9 for number in range(ENDPOINTS)))
     endpoints = Endpoints(rng)
     workers = [Worker(endpoints, clock) for _ in range(WORKERS)]

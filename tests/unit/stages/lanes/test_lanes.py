@@ -37,6 +37,16 @@ class Clock:
         return self.now
 
 
+def context_of(clock=None, *, network=None, disable=lambda *_: None):
+    """Return the state that the lanes share, with attempts of at most 2 s."""
+    return lane_context.LaneContext(
+        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, clock or Clock()),
+        network=network or network_outage.Network(),
+        disable=disable,
+        sizing=size.fixed(2),
+    )
+
+
 def observed(*results):
     """Return the report that the driver gets of these results."""
     total = Accumulator(Counters(), observer.CountersParam())
@@ -59,12 +69,7 @@ def unreachable(first, end):
 def test_only_endpoints_that_are_gone_are_disabled():
     a, b = (builders.endpoint(endpoint_id=name).as_attempted() for name in "ab")
     disabled = []
-    context = lane_context.LaneContext(
-        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, Clock()),
-        network=network_outage.Network(),
-        disable=lambda ids, why: disabled.append((set(ids), why)),
-        sizing=size.fixed(2),
-    )
+    context = context_of(disable=lambda ids, why: disabled.append((set(ids), why)))
     context.record(observed(Results(reach=unreachable(0, 2)), Results(reach=unreachable(2, 3))))
     assert disabled == []
     context.record(observed(Results(gone=frozenset({a})), Results(), Results(gone=frozenset({a, b}))))
@@ -73,12 +78,7 @@ def test_only_endpoints_that_are_gone_are_disabled():
 
 def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
     ours = network_outage.Network()
-    context = lane_context.LaneContext(
-        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, Clock()),
-        network=ours,
-        disable=lambda *_: None,
-        sizing=size.fixed(2),
-    )
+    context = context_of(network=ours)
     half = outage_detection.MIN_DESTINATIONS // 2
     some, others = Results(reach=unreachable(0, half)), Results(reach=unreachable(half, 2 * half))
     context.record(observed(some, some))
@@ -88,12 +88,7 @@ def test_what_the_tasks_could_not_reach_is_added_up_and_stops_all_lanes():
 
 
 def test_an_unresponsive_endpoint_is_attempted_by_no_worker_for_a_time():
-    context = lane_context.LaneContext(
-        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, clock := Clock()),
-        network=network_outage.Network(),
-        disable=lambda *_: None,
-        sizing=size.fixed(2),
-    )
+    context = context_of(clock := Clock())
     context.record(observed(Results(unresponsive=frozenset({"a"})), Results(), Results(unresponsive=frozenset({"b"}))))
     clock.now = 3.9
     assert context.unhealthy.current().suppressed == {"a": retry_reasons.SLOW, "b": retry_reasons.SLOW}
@@ -105,24 +100,14 @@ def test_an_unresponsive_endpoint_is_attempted_by_no_worker_for_a_time():
 
 
 def test_who_did_not_answer_while_our_own_network_failed_is_not_held_for_it():
-    context = lane_context.LaneContext(
-        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, Clock()),
-        network=network_outage.Network(),
-        disable=lambda *_: None,
-        sizing=size.fixed(2),
-    )
+    context = context_of()
     a = frozenset({"a"})
     context.record(observed(Results(reach=unreachable(0, outage_detection.MIN_DESTINATIONS), unresponsive=a, late=a)))
     assert context.unhealthy.current() == unhealthy.NONE_UNHEALTHY
 
 
 def test_all_workers_learn_which_endpoints_were_late_and_when_last():
-    context = lane_context.LaneContext(
-        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, clock := Clock()),
-        network=network_outage.Network(),
-        disable=lambda *_: None,
-        sizing=size.fixed(2),
-    )
+    context = context_of(clock := Clock())
     context.record(observed(Results(late=frozenset({"a", "b"})), Results(late=frozenset({"c"}))))
     clock.now = 5.0
     context.record(observed(Results(late=frozenset({"b"}))))
@@ -140,12 +125,7 @@ def test_the_list_of_late_endpoints_keeps_the_last_reports_and_is_bounded():
 
 
 def test_an_endpoint_that_the_retry_lane_suppresses_keeps_its_reason():
-    context = lane_context.LaneContext(
-        unhealthy=unhealthy_endpoints.UnhealthyEndpoints(2.0, Clock()),
-        network=network_outage.Network(),
-        disable=lambda *_: None,
-        sizing=size.fixed(2),
-    )
+    context = context_of()
     context.record(observed(Results(unresponsive=frozenset({"a"}))))
     context.unhealthy.set_failing(frozenset({"a", "c"}))
     assert context.unhealthy.current().suppressed == {"a": retry_reasons.CIRCUIT_OPEN, "c": retry_reasons.CIRCUIT_OPEN}
