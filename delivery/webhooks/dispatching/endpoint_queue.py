@@ -183,7 +183,7 @@ class Overdue(NamedTuple, Generic[Sent]):
     Endpoints whose mean or last response time exceeds `response_deadline_s` are left out. Empty if none of these endpoints has
     an overdue attempt: then silence is no sign of an outage."""
     check_in_s: float
-    """Seconds until the next attempt becomes overdue. MIN_MARGIN_S if there is no such attempt. At most LATE_DEADLINE_S if an
+    """Seconds until the next attempt becomes overdue. MIN_MARGIN_S if there is no such attempt. At most LATE_MARGIN_S if an
     attempt to a late endpoint is overdue."""
 
 
@@ -232,7 +232,7 @@ def overdue(in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: floa
             continue
         attempts.append(pending)
         if queue.response_time.is_late:  # so soon, an outage may be suspected only because hardly anybody has responded yet
-            check_in_s = min(check_in_s, response_times.LATE_DEADLINE_S)
+            check_in_s = min(check_in_s, response_times.LATE_MARGIN_S)
         if has_no_response:
             unresponsive.setdefault(queue.endpoint_id, (queue, pending.since))  # the first attempt is the oldest
             is_suspicious |= not is_slow

@@ -15,7 +15,7 @@ MIN_MARGIN_S = endpoint_clock.BEAT_S + 2 * endpoint_clock.STALL_S
 endpoint clock is no more exact than this when the worker lacks CPU (the granularity G of RFC 6298). The event loop may stall
 when a request is sent, and again when the response is read. With thousands of endpoints, one has just become slow in nearly
 each micro-batch. So nearly each micro-batch ends later by about this time."""
-LATE_DEADLINE_S = 0.02
+LATE_MARGIN_S = 0.02
 """Seconds from the mean response time to the response deadline of an endpoint that some worker has reported as late. A healthy
 endpoint responds within this time, so that its other events do not go to the retry lane because it was late once."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
@@ -106,8 +106,8 @@ class ResponseTime(_Estimate):
         """Return the response deadline: seconds to wait for a response, at most `max_s`.
 
         1. The mean exceeds `max_s`: 0, because any wait would be in vain.
-        2. `is_late`: the mean plus LATE_DEADLINE_S, because another task has waited already. If the last response time exceeds
-           `max_s`, or there is none: LATE_DEADLINE_S.
+        2. `is_late`: the mean plus LATE_MARGIN_S, because another task has waited already. If the last response time exceeds
+           `max_s`, or there is none: LATE_MARGIN_S.
         3. The endpoint has never responded: the deadline of the worker's FirstResponses.
         4. Only the last response time exceeds `max_s`: MIN_MARGIN_S. By case 5 the task would wait for all of `max_s`: one
            response of 2 s adds 2 s, four times the spread, to the deadline of a fast endpoint.
@@ -117,7 +117,7 @@ class ResponseTime(_Estimate):
             return 0.0
         if self.is_late:
             usual_s = 0.0 if self._last_s > max_s else self._mean_s
-            return min(usual_s + LATE_DEADLINE_S, max_s)
+            return min(usual_s + LATE_MARGIN_S, max_s)
         if not self._mean_s:
             return self._first_responses.deadline_s(max_s)
         return min(MIN_MARGIN_S, max_s) if self._last_s > max_s else super().deadline_s(max_s)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery.webhooks.scheduling.response_times import (
-    LATE_DEADLINE_S,
+    LATE_MARGIN_S,
     MIN_MARGIN_S,
     FirstResponses,
     ResponseTime,
@@ -61,7 +61,7 @@ def test_the_wait_for_a_late_endpoint_is_short_until_it_responds_as_usual(answer
     for seconds in answers_s:
         response_time.record(seconds)
     assert response_time.is_late is not ends
-    assert (response_time.deadline_s(0.5) > 0.01 + LATE_DEADLINE_S) is ends
+    assert (response_time.deadline_s(0.5) > 0.01 + LATE_MARGIN_S) is ends
 
 
 def new_endpoint_deadline_s(*first_responses_s):
