@@ -2,8 +2,8 @@
 
 A pytest plugin, `-p tests.budget`. A set is a folder of tests/. What counts are the CPU seconds of a set's tests and of all
 processes below them: the commands, Spark's JVMs, the brokers. Seconds of the clock would fail on a busy machine for nothing.
-CPU seconds depend on the processor and on how much of its caches others use. So each worker times a piece of work of its own
-between tests, and the seconds are divided by how much longer that took than on the machine of the budgets.
+CPU seconds depend on the processor and on how much of its caches others use. So each worker times a fixed piece of work between
+tests, and the seconds are divided by how much longer that took than on the machine of the budgets.
 
 The budgets are those of `make test`. A set that ran a test marked `slow`, or more generated cases
 (tests/support/thoroughness.py), is measured, and not judged.
@@ -32,7 +32,7 @@ TOLERANCE = 1.2
 LOOK_EVERY_S = 3.0
 """A look reads the parent of each process of the machine, which takes milliseconds of CPU. Between two looks, the last seconds
 of processes are lost whose parent has ended."""
-PROBE_EVERY_S = 15.0
+PROBE_EVERY_S = 30.0
 
 
 def over(spent: dict[str, float], budgets: dict[str, float], with_slow: Collection[str] = ()) -> list[str]:
@@ -119,11 +119,11 @@ class Measuring:
         self._count()
         self._tree.end()
         spent = {name: seconds / statistics.fmean(self._probes[name]) for name, seconds in self._seconds.items()}
+        output = {"measured": dict(self._seconds), "spent": spent, "with_slow": sorted(self._with_slow)}
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput |= {"spent": spent, "with_slow": sorted(self._with_slow)}
+            session.config.workeroutput |= output
         else:
-            session.config.stash[TOTALS].update(spent)
-            session.config.stash[WITH_SLOW].update(self._with_slow)
+            add(session.config.stash, output)
 
 
 class Judging:
@@ -131,9 +131,7 @@ class Judging:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
-        output = getattr(node, "workeroutput", {})
-        node.config.stash[TOTALS].update(output.get("spent", {}))
-        node.config.stash[WITH_SLOW].update(output.get("with_slow", ()))
+        add(node.config.stash, getattr(node, "workeroutput", {}))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session):
@@ -143,17 +141,28 @@ class Judging:
 
     def pytest_terminal_summary(self, terminalreporter, config):
         spent, with_slow = config.stash[TOTALS], config.stash[WITH_SLOW]
-        terminalreporter.section("CPU seconds of each set, and its budget")
+        terminalreporter.section("CPU seconds of each set, its budget, and the slowdown that they are divided by")
         for name in sorted(spent):
             budget = "with slow tests or more cases: not judged" if name in with_slow else BUDGETS_S.get(name, "none")
-            terminalreporter.line(f"{name:12} {spent[name]:6.0f} {budget:>6}")
+            slowdown = config.stash[MEASURED][name] / spent[name] if spent[name] else 1.0
+            terminalreporter.line(f"{name:12} {spent[name]:6.0f} {budget:>6} {slowdown:6.2f}")
         for problem in over(spent, BUDGETS_S, with_slow):
             terminalreporter.line(f"over budget: {problem}", red=True)
 
 
+MEASURED = pytest.StashKey[collections.Counter]()
+"""CPU seconds of each set on this machine."""
 TOTALS = pytest.StashKey[collections.Counter]()
+"""The same, divided by the slowdown of the machine."""
 WITH_SLOW = pytest.StashKey[set]()
 """Sets that ran a test marked `slow`, or more generated cases."""
+
+
+def add(stash, output):
+    """Add what a process that runs tests has measured to the figures of the run."""
+    stash[MEASURED].update(output.get("measured", {}))
+    stash[TOTALS].update(output.get("spent", {}))
+    stash[WITH_SLOW].update(output.get("with_slow", ()))
 
 
 def set_of(item):
@@ -161,6 +170,7 @@ def set_of(item):
 
 
 def pytest_configure(config):
+    config.stash[MEASURED] = collections.Counter()
     config.stash[TOTALS] = collections.Counter()
     config.stash[WITH_SLOW] = set()
     is_worker = hasattr(config, "workerinput")
