@@ -101,12 +101,12 @@ class Measuring:
         name = set_of(item)
         if item.get_closest_marker("slow") or thoroughness.IS_THOROUGH:
             self._with_slow.add(name)
-        if time.monotonic() - self._probed_at > PROBE_EVERY_S or not self._probes[name]:
-            self._probes[name].append(machine_speed.slowdown())
-            self._probed_at = time.monotonic()
         if name != self._set:
             self._count()
             self._set = name
+        if time.monotonic() - self._probed_at > PROBE_EVERY_S or not self._probes[name]:
+            self._probes[name].append(machine_speed.slowdown())
+            self._probed_at = time.monotonic()
         return (yield)
 
     def _count(self):
@@ -141,7 +141,7 @@ class Judging:
 
     def pytest_terminal_summary(self, terminalreporter, config):
         spent, with_slow = config.stash[TOTALS], config.stash[WITH_SLOW]
-        terminalreporter.section("CPU seconds of each set, its budget, and the slowdown that they are divided by")
+        terminalreporter.section("CPU seconds of each set, its budget, and the slowdown divided out")
         for name in sorted(spent):
             budget = "with slow tests or more cases: not judged" if name in with_slow else BUDGETS_S.get(name, "none")
             slowdown = config.stash[MEASURED][name] / spent[name] if spent[name] else 1.0
@@ -153,7 +153,7 @@ class Judging:
 MEASURED = pytest.StashKey[collections.Counter]()
 """CPU seconds of each set on this machine."""
 TOTALS = pytest.StashKey[collections.Counter]()
-"""The same, divided by the slowdown of the machine."""
+"""CPU seconds of each set, divided by the slowdown of the machine."""
 WITH_SLOW = pytest.StashKey[set]()
 """Sets that ran a test marked `slow`, or more generated cases."""
 

@@ -1,8 +1,8 @@
 """Measure how fast this machine is now, so that figures of different hours and machines can be compared.
 
-A virtual machine may take twice as long in one hour as in another, and CPU seconds grow with that: its neighbours use the same
-caches and memory. A short loop does not show this, because all that it needs stays in the core's own cache. So the measure is
-what the platform's processes do themselves: start Python and import modules (docs/testing.md has the comparison).
+A virtual machine may take twice as long in one hour as in another, also by its CPU seconds, because other virtual machines on
+the same processor use its caches and memory. A short loop does not show this: all that it needs stays in the core's cache. So
+the measure is what the platform's processes do themselves: start Python and import modules (docs/testing.md compares both).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ STARTS = 2
 def slowdown(work: str = WORK) -> float:
     """Time a fixed piece of work now. Return its CPU seconds divided by those of WORK on the machine of the budgets.
 
-    The faster of two starts counts. On a machine that was idle, the first one fills the caches again.
+    The faster of two starts counts. On a machine that was idle, the first one finds cold caches and takes two to three times as
+    long. `work` is Python code; only tests pass their own.
     """
     return min(_start_s(work) for _ in range(STARTS)) / REFERENCE_S
 
@@ -38,6 +39,6 @@ def _start_s(work: str) -> float:
     """Start Python for this work, and return the CPU seconds of its process."""
     started = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", work], os.environ)
     _, status, usage = os.wait4(started, 0)
-    if status:
-        raise RuntimeError(f"Python could not import modules of its own library (exit status {status})")
+    if exit_code := os.waitstatus_to_exitcode(status):
+        raise RuntimeError(f"Python could not import modules of its own library (exit code {exit_code})")
     return usage.ru_utime + usage.ru_stime

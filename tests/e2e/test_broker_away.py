@@ -24,8 +24,9 @@ ONE_BATCH = {"source": {"max_events_per_batch": EACH}}
 def test_a_killed_driver_or_broker_and_a_restarted_one_lose_and_repeat_nothing(platform, own_kafka):
     """Two jobs, one story, because their start takes most of the time. Each fault comes in the middle of a micro-batch.
 
-    1. The driver is killed, and a job is started again.      3. The broker is restarted gracefully.
-    2. The broker is killed: the job waits, and goes on.      4. The job stops.
+    1. The driver is killed, and a job is started again.
+    2. The broker is killed: the job waits, and goes on.
+    3. The broker is restarted gracefully. More events follow, and the job stops.
     """
     platform._kafka = own_kafka
     platform.register([{}])
@@ -34,23 +35,27 @@ def test_a_killed_driver_or_broker_and_a_restarted_one_lose_and_repeat_nothing(p
     def taken(count):
         return assert_eventually(platform.accepted, lambda got: len(got) >= count)
 
-    def begin_a_micro_batch(answers):
-        """Publish the events of one, and wait until the endpoint has accepted so many of them, and some are in flight."""
-        before = len(ids)
+    def publish_and_hold(answers):
+        """Publish so many events as a micro-batch has; the endpoint answers the first of them, and holds the others."""
         platform.receiver.hold_answers_after(answers)
-        ids.extend(platform.publish(EACH, first=before))
-        assert len(taken(before + answers)) < len(ids)
+        ids.extend(platform.publish(EACH, first=len(ids)))
+
+    def assert_amid(answers):
+        """Wait until these are answered and others are in flight."""
+        assert len(taken(len(ids) - EACH + answers)) < len(ids)
         assert_eventually(platform.receiver.is_holding, bool)
 
+    publish_and_hold(EACH // 2)  # before the job starts, so that they are one micro-batch
     job = platform.start("--lanes", "direct", **ONE_BATCH)
-    begin_a_micro_batch(EACH // 2)
+    assert_amid(EACH // 2)
     platform.kill(job)
     platform.receiver.release_answers()  # at once: a worker whose JVM is gone waits for answers for 2.5 s
     job = platform.start("--lanes", "direct", **ONE_BATCH)
     taken(len(ids))
 
     for end in (own_kafka.kill, own_kafka.stop):
-        begin_a_micro_batch(100)
+        publish_and_hold(100)
+        assert_amid(100)
         end()
         platform.receiver.release_answers()
         own_kafka.start()

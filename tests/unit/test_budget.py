@@ -22,9 +22,9 @@ BUDGET = """
 from tests import budget
 
 budget.BUDGETS_S["burning"] = {}
-budget.machine_speed.slowdown = lambda: 1.0
+budget.machine_speed.slowdown = lambda: 2.0
 """
-"""The settings of the inner run. It divides by no slowdown: on a machine that is twice as slow, 0.8 s would count 0.4 s."""
+"""The settings of the inner run. The 0.8 s count 0.4 s, on each machine."""
 
 
 @pytest.mark.parametrize(("spent", "is_over"), [(10.0, False), (12.0, False), (12.1, True)])
@@ -36,10 +36,10 @@ def test_a_set_may_take_a_fifth_more_than_its_budget(spent, is_over):
 @pytest.mark.parametrize(
     ("workers", "allowed_s", "mark", "returncode"),
     [
-        pytest.param("1", 0.5, "", 1, id="over its budget"),
+        pytest.param("1", 0.25, "", 1, id="over its budget"),
         pytest.param("0", 60, "", 0, id="within its budget"),
-        pytest.param("1", 0.5, SLOW, 0, id="with a slow test: measured only"),
-        pytest.param("0", 0.5, SLOW, 0, id="with a slow test, without workers"),
+        pytest.param("1", 0.25, SLOW, 0, id="with a slow test: measured only"),
+        pytest.param("0", 0.25, SLOW, 0, id="with a slow test, without workers"),
     ],
 )
 def test_a_run_fails_by_what_the_processes_of_a_set_used(tmp_path, workers, allowed_s, mark, returncode):
@@ -54,6 +54,7 @@ def test_a_run_fails_by_what_the_processes_of_a_set_used(tmp_path, workers, allo
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == returncode, done.stdout
+    assert done.stdout.count("   2.00\n") == 1, done.stdout
     assert ("over budget: burning took" in done.stdout) is bool(returncode), done.stdout
     assert ("with slow tests or more cases: not judged" in done.stdout) is bool(mark), done.stdout
 

@@ -11,7 +11,7 @@ import pathlib, time
 first = pathlib.Path({str(tmp_path / "first")!r})
 if not first.exists():
     first.touch()
-    while time.process_time() < 0.5: pass
+    while time.process_time() < 0.9: pass
 """
     assert machine_speed.slowdown(longer_once) < 0.4 / machine_speed.REFERENCE_S
 
@@ -21,5 +21,5 @@ def test_work_that_takes_longer_is_a_greater_slowdown():
 
 
 def test_a_start_that_fails_is_no_measurement():
-    with pytest.raises(RuntimeError, match="exit status"):
+    with pytest.raises(RuntimeError, match="exit code 3"):
         machine_speed.slowdown("raise SystemExit(3)")
