@@ -1,6 +1,6 @@
 """Measure how fast this machine is now, so that figures of different hours and machines can be compared.
 
-A virtual machine may take twice as long in one hour as in another, also by its CPU seconds, because other virtual machines on
+A virtual machine may take several times as long in one hour as in another, also by its CPU seconds: other virtual machines on
 the same processor use its caches and memory. A short loop does not show this: all that it needs stays in the core's cache. So
 the measure is what the platform's processes do themselves: start Python and import modules (docs/testing.md compares both).
 """

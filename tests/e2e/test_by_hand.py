@@ -99,6 +99,7 @@ def test_the_first_five_minutes_go_as_the_readme_says_line_by_line(up):
             said = fanout(up, *words).stdout
             assert "warning" not in said
             secret = secret or next(iter(re.findall(r"whsec_\S+", said)), None)
+        # `run --once` ran all lanes and has ended, also those without anything to do.
         arrived = [orjson.loads(listener.stdout.readline()) for _ in range(12)]
     doctor = fanout(up, "doctor", "--json", check=False)
     assert [finding for finding in orjson.loads(doctor.stdout) if not finding["is_fine"]] == []
