@@ -1,7 +1,7 @@
 """The job's table of contents. `fanout run` calls `run`, on the driver.
 
 Each name between two arrows is a file below `delivery/stages/`. `lanes/` and `realtime/` connect the stages.
-    direct    event topics ─► topic_source ─► deliver_events ─► sink ─► attempts, dead letters, rejected, retries
+    direct    event topics ─► topic_source, record_reader ─► deliver_events ─► sink ─► attempts, dead letters, rejected, retries
     batch     event topics ─► topic_source ─► collect_segments ─► batch_shard ─► deliver_batches ─► sink ─► the same topics
     retry     retries topic ─► topic_source ─► retry_shard ─► deliver_retries ─► sink ─► the same topics
     realtime  topics of source.realtime_pattern ─► realtime_source ─► deliver_realtime ─► sink ─► the same topics

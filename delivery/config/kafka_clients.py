@@ -70,6 +70,15 @@ def for_librdkafka(kafka: KafkaSettings) -> dict[str, str | int | float | bool]:
     return options | _revealed(kafka.librdkafka_options)
 
 
+def for_reading(kafka: KafkaSettings) -> dict[str, str | int | float | bool]:
+    """Return librdkafka configuration for the tasks that read the offsets which Spark's Kafka source has planned.
+
+    Both must agree on whether records of open and aborted transactions count. Spark's source reads them by default.
+    """
+    isolation = _revealed(kafka.spark_options).get("isolation.level", "read_uncommitted")
+    return for_librdkafka(kafka) | {"isolation.level": isolation}
+
+
 def admin(kafka: KafkaSettings) -> AdminClient:
     """Return a new client for topics, offsets and brokers. Raise SettingsError if librdkafka refuses an option."""
     with _translated(kafka):

@@ -72,8 +72,8 @@ class KafkaSettings(Area):
     ssl_keystore_file: str = ""
     """PEM file with the client's private key, in PKCS#8 and without a password, and its certificates, for mutual TLS."""
     spark_options: dict[str, SecretStr] = {}
-    """Any other option of the Java client, with which Spark reads. Passed on with the prefix `kafka.`
-    (`spark_options."client.rack" = "a"`). Never shown, because an option may be a password."""
+    """Any other option of the Java client, which Spark uses. Passed on with the prefix `kafka.` (`spark_options."client.rack" =
+    "a"`). `isolation.level` also holds for the tasks of the direct lane, which read with librdkafka. Never shown."""
     librdkafka_options: dict[str, SecretStr] = {}
     """Any other option of librdkafka, the client of the workers and of all processes beside Spark. Never shown."""
 

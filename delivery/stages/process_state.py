@@ -41,6 +41,9 @@ endpoint. Made and used by tasks (`tasks.task_context`). Ends with the process."
 RESULT_PRODUCERS = Kept()
 """In a worker: the Kafka producer for results, one for each configuration of librdkafka. Made and used by the writers of tasks
 (`kafka.sink`). A writer forgets all of these producers when a row could not be written. Otherwise they end with the process."""
+EVENT_CONSUMERS = Kept()
+"""In a worker: the Kafka consumer for events, one for each configuration of librdkafka. Made and used by tasks of the direct
+lane (`kafka.record_reader`). A task that fails forgets these consumers. Otherwise they end with the process."""
 EVENT_PRODUCERS = Kept()
 """In a worker: the Kafka producer for the events of batch records, one for each configuration of librdkafka. Made, used and
 forgotten by `kafka.event_writer`, which forgets them when an event could not be written."""

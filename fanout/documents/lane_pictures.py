@@ -42,7 +42,8 @@ REALTIME_QUERY = "delivery.stages.realtime.realtime_query"
 DIRECT = Picture(
     boxes={
         "topics": EVENTS,
-        "source": SOURCE,
+        "source": Code(("delivery.stages.kafka.topic_source", "delivery.stages.kafka.offset_ranges")),
+        "reader": Code(("delivery.stages.kafka.record_reader",), "fetches the records from Kafka"),
         "registry": Code(("delivery.stages.registry",), "broadcast and changes"),
         "task": Code(("delivery.stages.tasks.deliver_events", TASK_CONTEXT)),
         "lane": Code(("delivery.webhooks.lanes.worker", "delivery.webhooks.lanes.direct_lane")),
@@ -55,8 +56,9 @@ DIRECT = Picture(
         "results": FAST_RESULTS,
     },
     arrows=(
-        passes("topics", "source", "Kafka", "delivery.stages.kafka.topic_source"),
-        passes("source", "task", "Spark", "delivery.stages.lanes.direct_query", "Arrow batches"),
+        passes("topics", "source", "Kafka", "delivery.stages.kafka.topic_source", "offsets"),
+        passes("source", "task", "Spark", "delivery.stages.lanes.direct_query", "offset ranges"),
+        calls("task", "reader", "offset ranges"),
         passes("registry", "task", "Spark", REGISTRIES),
         calls("task", "lane"),
         calls("lane", "intake", "records"),

@@ -94,26 +94,24 @@ def test_an_orphan_attempts_no_further_retry_entry():
 WORKER = """
 import sys, threading
 from pathlib import Path
-import pyarrow as pa
 from delivery.stages.tasks import deliver_events, task_context
-from tests.support import sinks
+from tests.support import assignments, sinks
 from tests.integration import test_orphans as here
 
 class Stuck(sinks.Nowhere):
     def flush(self, within_s):
         threading.Event().wait()
 
-def given():
-    columns = deliver_events.COLUMNS[:-1]
-    rows = [{name: getattr(record, name) for name in columns} | {"headers": None} for record in here.RECORDS]
-    yield pa.RecordBatch.from_pylist(rows)
+def rows():
+    yield assignments.NUMBER
     sys.stdin.read()  # as Spark's worker waits for its JVM
     raise EOFError
 
 url, folder = sys.argv[1:]
 sink = sinks.Folder(Path(folder)) if folder else Stuck()
 tools = task_context.Tools(plan=here.PLAN, observe=lambda _: None, sink=sink)
-deliver_events.DeliverPartition(tools=tools, source=here.registry(url))(given())
+read = lambda _: iter([here.RECORDS])
+deliver_events.DeliverAssignment(assignments=[()], tools=tools, source=here.registry(url), read=read)(rows())
 """
 
 

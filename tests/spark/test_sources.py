@@ -8,7 +8,7 @@ import pytest
 from delivery.config import plan_builder, settings
 from delivery.stages.lanes import telemetry
 from delivery.stages.registry import registry_sources
-from delivery.stages.tasks import deliver_events, task_context
+from delivery.stages.tasks import task_context
 from delivery.webhooks.routing import registries
 from fanout.local import stack
 from subscriptions_db.following import lookup_source
@@ -17,7 +17,7 @@ from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
 from subscriptions_db.registration import apply
 from subscriptions_db.secrets import keyring
-from tests.support import sinks
+from tests.support import assignments, sinks
 
 pytestmark = [
     pytest.mark.spark,
@@ -41,14 +41,7 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
     with connect.connect(config.database) as connection:
         wanted = manifest.check(DOCUMENT, plan_builder.guard_of(config.delivery))
         apply.apply(connection, wanted, keyring.KeyRing.from_settings(config.keys))
-    records = spark.range(0, 200, 1, 4).selectExpr(
-        "'events.order.created' AS topic",
-        "CAST(id % 7 AS INT) AS partition",
-        "id AS offset",
-        "id AS appended_at_ms",
-        "CAST('{\"tenant_id\":\"t' || (id % 4) || '\"}' AS BINARY) AS value",
-        "CAST(NULL AS STRING) AS headers",
-    )
+    events = [b'{"tenant_id":"t%d"}' % tenant for tenant in range(4)]
     observer = telemetry.Telemetry(spark.sparkContext, "direct", config.logs).observer
     stop = threading.Event()
     written, folder = {}, sinks.Folder(tmp_path)
@@ -57,7 +50,7 @@ def test_the_same_records_end_the_same_way_through_both_sources(spark, database,
         chosen = config.model_copy(update={"snapshot": settings.SnapshotSettings(source=name, lookup_ttl_s=0.5)})
         source = registry_sources.source(chosen, PostgresRegistry(chosen), stop).source(spark.sparkContext, "direct")
         assert isinstance(source, kind)
-        rows = folder.take(deliver_events.deliver(records, tools, source, 2))
+        rows = folder.take(assignments.made(spark, 200, tools, source, *events))
         values = [orjson.loads(row.value) for row in rows]
         written[name] = {
             "skipped": sorted(

@@ -8,9 +8,9 @@ from delivery.config import plan_builder, settings
 from delivery.registry_model import SubscriptionStatus
 from delivery.stages.lanes import telemetry
 from delivery.stages.registry import broadcasts
-from delivery.stages.tasks import deliver_events, task_context
+from delivery.stages.tasks import task_context
 from delivery.webhooks.routing import published_registry
-from tests.support import builders, sinks
+from tests.support import assignments, builders, sinks
 
 pytestmark = [
     pytest.mark.spark,
@@ -37,22 +37,14 @@ def tools_with(tmp_path):
     return lambda observe: task_context.Tools(plan=PLAN, observe=observe, sink=sinks.Folder(tmp_path))
 
 
-def records(spark, count, partitions):
-    """Every other record is no event, and every event is due to a paused subscription."""
-    return spark.range(0, count, 1, partitions).selectExpr(
-        "'events.order.created' AS topic",
-        "0 AS partition",
-        "id AS offset",
-        "id AS appended_at_ms",
-        """CAST(IF(id % 2 = 0, '{"tenant_id":"t1"}', 'not JSON') AS BINARY) AS value""",
-        "CAST(NULL AS STRING) AS headers",
-    )
+VALUES = (b'{"tenant_id":"t1"}', b"not JSON")
+"""Every other record is no event, and every event is due to a paused subscription."""
 
 
 def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, tools_with):
     publisher = telemetry.Telemetry(spark.sparkContext, "counted", settings.LogsSettings())
     cpu_before = value("fanout_cpu_seconds_total", process="workers") or 0.0
-    delivering = deliver_events.deliver(records(spark, 1000, 2), tools_with(publisher.observer), source, 2)
+    delivering = assignments.made(spark, 1000, tools_with(publisher.observer), source, *VALUES)
     assert delivering.rdd.getNumPartitions() == 2
     task_context.run(delivering)
 
@@ -78,12 +70,12 @@ def test_a_task_that_fails_takes_its_numbers_with_it(spark, source, tools_with):
 
         return observed
 
-    delivering = deliver_events.deliver(records(spark, 10, 1), tools_with(fail_after(publisher.observer)), source, 1)
+    delivering = assignments.made(spark, 10, tools_with(fail_after(publisher.observer)), source, *VALUES, tasks=1)
     with pytest.raises(PythonException, match="after it was counted"):
         task_context.run(delivering)
     publisher.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") is None
 
-    task_context.run(deliver_events.deliver(records(spark, 10, 1), tools_with(publisher.observer), source, 1))
+    task_context.run(assignments.made(spark, 10, tools_with(publisher.observer), source, *VALUES, tasks=1))
     publisher.publish()
     assert value("fanout_rejected_total", lane="failing", reason="not_json") == 5

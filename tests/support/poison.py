@@ -41,7 +41,9 @@ POISON = [
     (b'{"tenant_id":"t2"}', (), "suspended_tenant"),
     (b"x" * 900_000, (), "too_large"),
     (b'{"tenant_id":"t1"}', (("trace", b"x" * 600_000),), "too_large"),
-    (b'{"tenant_id":"t1"}', (("", b""),) * 200_000, "too_large"),
-    (None, (("", b""),) * 200_000, "tombstone"),
+    (b'{"tenant_id":"t1"}', (("", b""),) * 100_000, "too_large"),
+    (None, (("", b""),) * 100_000, "tombstone"),
     (b"{", (("\x01" * 40_000, b""),), "not_json"),
+    (b"{", (("", b""),) * 100_001, "not_json"),
+    (b'{"tenant_id":"t1"}', (("\ufffd", b"x"),), "bad_attribute"),
 ]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from delivery.config import kafka_clients, plan_builder, settings, settings_loader
 from delivery.registry_model import Auth, AuthKind
 from delivery.secret import Secret
-from delivery.stages.kafka import sink
+from delivery.stages.kafka import record_reader, sink
 from delivery.stages.tasks import deliver_events, observer, task_context
 from delivery.webhooks.http import guard
 from delivery.webhooks.results.counters import Counters
@@ -54,6 +54,7 @@ OBSERVER = observer.Observer(
 REGISTRY = CONFIG.schema_registry.model_copy(update={"url": "https://registry.example.com", "topic_pattern": "events[.].+"})
 PLAN = plan_builder.plan_of(CONFIG.model_copy(update={"schema_registry": REGISTRY}))
 TOOLS = task_context.Tools(plan=PLAN, observe=OBSERVER, sink=sink.to(kafka_clients.for_librdkafka(CONFIG.kafka)))
+READER = record_reader.to(kafka_clients.for_reading(CONFIG.kafka), with_keys=True)
 
 
 def test_a_plan_wraps_the_password_of_the_schema_registry():
@@ -70,7 +71,9 @@ def test_a_plan_wraps_the_password_of_the_schema_registry():
         pytest.param(
             published_registry.Published(base_id="b", base=BASE, changes=SOURCE.delta, confirmed_at=0.0), id="published"
         ),
-        pytest.param(deliver_events.DeliverPartition(tools=TOOLS, source=SOURCE), id="partition function"),
+        pytest.param(
+            deliver_events.DeliverAssignment(assignments=[], tools=TOOLS, source=SOURCE, read=READER), id="task function"
+        ),
         pytest.param(builders.delivery(endpoint=ENDPOINT), id="delivery"),
         pytest.param(request.prepare(ENDPOINT, guard.Guard()), id="target"),
     ],

@@ -13,6 +13,7 @@ import re
 
 from delivery import errors
 from delivery.config import kafka_clients, plan_builder, schema_settings, settings
+from delivery.stages.kafka import record_reader
 from delivery.webhooks.formats import registry_client
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ _KAFKA_OUTAGE = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable|LeaderNotAvailable)Exception"
     r"|No resolvable bootstrap urls"  # the host name disappears with a container or a headless service
     r"|TimeoutException: Cannot fetch record"  # raised by Spark's consumer in a task
+    rf"|KafkaUnavailable: {record_reader.NO_RECORDS}"  # raised by a task of the direct lane
     r"|Local: (Message timed out|Broker transport failure|All broker connections are down)"  # raised by librdkafka
 )
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
-from delivery.config import settings
+from delivery.config import kafka_clients, settings
 from delivery.observability import health
 from delivery.stages.checkpoint import paused_topics, recovery
-from delivery.stages.kafka import kafka_outage, topic_source
+from delivery.stages.kafka import kafka_outage, offset_ranges, record_reader, topic_source
+from delivery.stages.kafka.offset_ranges import RecordRange
 from delivery.stages.lanes import lane_context, streaming_lane, telemetry
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.streaming_lane import Result
@@ -22,7 +24,7 @@ from delivery.webhooks.routing import registries
 
 
 class DirectQuery:
-    """The direct lane: its tasks route events and deliver them at once."""
+    """The direct lane: its tasks read events, route them, and deliver them at once."""
 
     _paused: paused_topics.PausedTopics
 
@@ -39,6 +41,11 @@ class DirectQuery:
         self._tools = lane_context.task_tools(config, self._seen)
         self._reruns = recovery.Reruns(config, spark, "direct")
         self._size = context.sizing.now()
+        self._planned_offsets = offset_ranges.PlannedOffsets(spark, "direct")
+        takes_apart = config.source.batch_records == "taken_apart"  # the records of a batch's events get the batch's key
+        self._read = record_reader.to(kafka_clients.for_reading(config.kafka), with_keys=takes_apart)
+        self._records: dict[int, int] = {}
+        """Number of handled records of each committed micro-batch that Spark has not reported yet."""
         self._batch_id = -1
         """Number of the present micro-batch."""
 
@@ -49,7 +56,7 @@ class DirectQuery:
         """
         if not once and (known := self._acquire()) is not None:
             self._size = self._context.sizing.now()  # it may have changed during the wait for the registry
-            self._deliver(deliver_events.no_records(self._spark, self._size.tasks), known)
+            self._deliver(self._spark, [()] * self._size.tasks, known)
         self._paused = lane_context.paused_topics_of(self._config, self._spark, "direct", watch, self._stop)
         lane = streaming_lane.StreamingLane(
             "direct",
@@ -61,6 +68,7 @@ class DirectQuery:
             on_begin=self._begin,
             paused=self._paused,
             stalled_after_s=self._config.metrics.stalled_after_s,
+            records_of=lambda batch_id: self._records.pop(batch_id, 0),
         )
         config = self._config.spark
         lane.run(self._planned, config, config.trigger_interval_s, once=once)
@@ -84,14 +92,19 @@ class DirectQuery:
         is_current = self._size == self._context.sizing.now() and not self._paused.must_replan
         if not lane_context.confirm_plan(self._reruns, is_current=is_current):
             return Result.REPLAN
-        self._paused.note(self._batch_id, self._deliver(records, known).paused)
+        assignments = offset_ranges.divided(self._planned_offsets.ranges(), self._size.tasks)
+        report = self._deliver(records.sparkSession, assignments, known)
+        self._records[self._batch_id] = report.counters.records
+        self._paused.note(self._batch_id, report.paused)
         return Result.COMMITTED
 
-    def _deliver(self, records: DataFrame, known: registries.RegistrySource) -> telemetry.WorkerReport:
+    def _deliver(
+        self, spark: SparkSession, assignments: Sequence[Sequence[RecordRange]], known: registries.RegistrySource
+    ) -> telemetry.WorkerReport:
         tools = self._tools.stamped(self._context.sizing.workers())
         unhealthy, work_log = self._context.unhealthy.current(), self._reruns.work_log
         task_context.run(
-            deliver_events.deliver(records, tools, known, self._size.tasks, unhealthy=unhealthy, work_log=work_log)
+            deliver_events.deliver(spark, assignments, tools, known, self._read, unhealthy=unhealthy, work_log=work_log)
         )
         report = self._seen.publish()
         self._context.record(report)

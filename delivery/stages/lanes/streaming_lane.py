@@ -105,6 +105,7 @@ class StreamingLane(Generic[Registry]):
     no event waits for the slow first micro-batch of a process. False: the lane is ready once its query has started. `paused`
     has the topics that wait for the schema registry; None: the lane pauses no topic. When these topics change, the query
     restarts with a new plan.
+    `records_of` returns the number of records of a committed micro-batch. None: Spark counts them, because Spark reads them.
     `stalled_after_s`: when the job stops, the lane interrupts a micro-batch that runs for that many seconds more.
     """
 
@@ -121,6 +122,7 @@ class StreamingLane(Generic[Registry]):
         is_woken: bool = False,
         paused: paused_topics.PausedTopics | None = None,
         stalled_after_s: float = math.inf,
+        records_of: Callable[[int], int] | None = None,
         ask_s: float = ASK_S,
     ) -> None:
         self._name = name
@@ -133,6 +135,7 @@ class StreamingLane(Generic[Registry]):
         self._is_woken = is_woken
         self._paused = paused
         self._stalled_after_s = stalled_after_s
+        self._records_of = records_of
         self._ask_s = ask_s
         self._result = Result.COMMITTED
         """The result of the last micro-batch."""
@@ -239,15 +242,20 @@ class StreamingLane(Generic[Registry]):
             newest, self._absences, self._failed_plans = last, 0, 0
             self._watched.enter(health.QueryPhase.RUNNING)
             for progress in [last] if last["batchId"] == reported + 1 else query.recentProgress:
-                if progress["batchId"] > reported and progress["numInputRows"]:
+                if progress["batchId"] > reported and (records := self._records_in(progress)):
                     reported = progress["batchId"]
-                    _report(self._name, progress)
+                    _report(self._name, progress, records)
             for state in newest["stateOperators"]:
                 metrics.STATE_ROWS.labels(self._name).set(state["numRowsTotal"])
                 metrics.STATE_BYTES.labels(self._name).set(state["memoryUsedBytes"])
             reached = positions(newest)
             self._watched.has_no_topics = not reached
             self._watched.reach(reached)
+
+    def _records_in(self, progress: StreamingQueryProgress) -> int:
+        if self._records_of is None:
+            return int(progress["numInputRows"])
+        return self._records_of(progress["batchId"])
 
     def _result_of(self, query: StreamingQuery, written: Callable[[], Iterable[disk_space.Folder]]) -> Result:
         """Return the Result of a query that has ended or is at rest. Raise LaneFailed if a restart would not help.
@@ -352,17 +360,17 @@ def positions(progress: StreamingQueryProgress) -> health.Positions:
     return {topic: {int(number): at for number, at in offsets.items()} for end in ends for topic, offsets in end.items()}
 
 
-def _report(lane: str, progress: StreamingQueryProgress) -> None:
-    metrics.RECORDS.labels(lane).inc(progress["numInputRows"])
+def _report(lane: str, progress: StreamingQueryProgress, records: int) -> None:
+    metrics.RECORDS.labels(lane).inc(records)
     metrics.MICRO_BATCH_SECONDS.labels(lane).observe(progress["durationMs"].get("triggerExecution", 0) / 1000)
-    log_commit(lane, progress)
+    log_commit(lane, progress, records)
 
 
-def log_commit(lane: str, progress: StreamingQueryProgress) -> None:
+def log_commit(lane: str, progress: StreamingQueryProgress, records: int) -> None:
     """Log that a micro-batch, or a batch of Spark's real-time trigger, is committed."""
     duration_ms = progress["durationMs"].get("triggerExecution", 0)
     log.info(
         "micro-batch committed",
-        extra={"lane": lane, "batch": progress["batchId"], "records": progress["numInputRows"], "duration_ms": duration_ms},
+        extra={"lane": lane, "batch": progress["batchId"], "records": records, "duration_ms": duration_ms},
     )
     log.debug("lane %s: %s", lane, progress["durationMs"])

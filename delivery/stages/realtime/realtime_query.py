@@ -301,7 +301,7 @@ class RealtimeLane:
         query.server.reach(((topic, number), at) for topic, numbers in ends.items() for number, at in numbers.items())
         watch.reach(query.server.positions)
         if progress["numInputRows"]:
-            streaming_lane.log_commit(NAME, progress)
+            streaming_lane.log_commit(NAME, progress, progress["numInputRows"])
         return int(progress["batchId"])
 
     # At the end of a query.

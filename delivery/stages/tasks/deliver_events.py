@@ -7,7 +7,7 @@ Guarantee: at least once. A delivery repeats, with the same `webhook-id`, if a t
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -15,7 +15,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from delivery.model import Record
+from delivery.stages.kafka import record_reader
 from delivery.stages.kafka.completed_reader import CompletedWork
+from delivery.stages.kafka.offset_ranges import RecordRange
 from delivery.stages.tasks import task_context
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling.unhealthy import NONE_UNHEALTHY, Unhealthy
@@ -24,56 +26,55 @@ COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
 """Columns of the record streams that delivery.stages.kafka.topic_source reads, and of their Arrow batches."""
 KEY = "key"
 """A further column, the record's key, if the job splits batch records."""
-_KINDS = ("string", "int", "long", "long", "binary", "string")
-NO_RECORD = tuple(f"CAST(NULL AS {kind}) AS {name}" for name, kind in zip(COLUMNS, _KINDS, strict=True))
-"""COLUMNS as SQL expressions of nulls, for a plan without records."""
 
 
 def deliver(
-    records: DataFrame,
+    spark: SparkSession,
+    assignments: Sequence[Sequence[RecordRange]],
     tools: task_context.Tools,
     source: registries.RegistrySource,
-    parallelism: int,
+    read: record_reader.ReadsRanges,
     *,
     unhealthy: Unhealthy = NONE_UNHEALTHY,
     work_log: CompletedWork | None = None,
 ) -> DataFrame:
-    """Return a frame without rows, whose tasks deliver `records` and write the results to Kafka.
+    """Return a frame without rows, whose tasks read records, deliver them and write the results to Kafka.
 
-    `task_context.run` runs the tasks. `records` has COLUMNS, and may have KEY.
+    `task_context.run` runs the tasks. Each task reads one of `assignments` with `read`. Deliveries to suppressed endpoints go
+    to the retry lane. Deliveries that ended according to `work_log` are left out; None: no delivery is left out.
 
-    Deliveries to suppressed endpoints go to the retry lane. Deliveries that ended according to `work_log` are left out; None:
-    no delivery is left out.
-
-    Hundreds of topics are hundreds of input partitions, and each task costs the driver milliseconds. So the partitions are
-    coalesced to `parallelism` tasks, as many as can run at once. A task reads several Kafka partitions one after another.
-    """
-    partition = DeliverPartition(tools=tools, source=source, unhealthy=unhealthy, work_log=work_log)
-    return records.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)
-
-
-def no_records(spark: SparkSession, parallelism: int) -> DataFrame:
-    """Return a frame of `parallelism` empty partitions, to warm up the worker processes.
-
-    The direct lane delivers it once at its start, except with `--once`. The first micro-batch of a process takes seconds
+    With empty assignments the tasks only warm up the worker processes. The first micro-batch of a process takes seconds
     (imports, the snapshot, connections, the JVM's compiler). No event waits for these seconds in a process that was warmed up.
     """
-    nothing = spark.range(0, parallelism, 1, parallelism).where("id < 0")
-    return nothing.selectExpr(*NO_RECORD)
+    partition = DeliverAssignment(
+        assignments=assignments, tools=tools, source=source, read=read, unhealthy=unhealthy, work_log=work_log
+    )
+    numbers = spark.range(0, len(assignments), 1, max(1, len(assignments)))  # one in each task
+    return numbers.mapInArrow(partition, task_context.NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliverPartition:
-    """The function that Spark calls for a partition of records: deliver them, write the results, yield no rows."""
+class DeliverAssignment:
+    """The function that Spark calls in each task: read and deliver records, write the results, yield no rows.
 
+    Spark passes the number of the task's assignment, in the only column of its rows.
+    """
+
+    assignments: Sequence[Sequence[RecordRange]]
     tools: task_context.Tools
     source: registries.RegistrySource
+    read: record_reader.ReadsRanges
     unhealthy: Unhealthy = NONE_UNHEALTHY
     work_log: CompletedWork | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, ended = self.tools.begin(), task_context.completed_before(self.work_log)
-        return task.write_all(task.worker.deliver(map(records, batches), self.source, self.unhealthy, ended))
+        return task.write_all(task.worker.deliver(self._records(batches), self.source, self.unhealthy, ended))
+
+    def _records(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Record]]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self.read(self.assignments[number])
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:
@@ -85,7 +86,11 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
 
 
 def _headers(written: str | None) -> tuple[tuple[str, bytes], ...]:
-    """Return a record's headers from the JSON of its column: `[{"key": …, "value": base64}, …]`. A null value becomes b""."""
-    if written is None:
+    """Return a record's headers from the JSON of its column: `[{"key": …, "value": base64}, …]`. A null value becomes b"".
+
+    Of a record with too many headers no lane gets any, because the direct lane's client does not give them.
+    """
+    pairs = [] if written is None else orjson.loads(written)
+    if len(pairs) > record_reader.MAX_HEADERS:
         return ()
-    return tuple((pair["key"], base64.b64decode(pair.get("value", ""))) for pair in orjson.loads(written))
+    return tuple((pair["key"], base64.b64decode(pair.get("value", ""))) for pair in pairs)

@@ -10,7 +10,7 @@ rejected.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from delivery import errors
@@ -34,6 +34,12 @@ _NEVER_EMPTY = frozenset({"subject", "dataschema"})
 _MIN_INTEGER, _MAX_INTEGER = -(2**31), 2**31 - 1
 _FURTHER = "attributes besides those that every event has (id, source, type, time, …): leave some out, or move them into `data`"
 """End of two texts of EventRejected. It does not say "further attributes", because producers do not know this term."""
+
+
+def require_utf8(headers: Iterable[str]) -> None:
+    """Raise EventRejected if the name of a header was not UTF-8. Kafka's clients then give a replacement character instead."""
+    if any("\ufffd" in name for name in headers):
+        raise errors.EventRejected("bad_attribute", "the name of a header is not UTF-8: encode it in UTF-8")
 
 
 def further_attributes(attributes: Mapping[str, Any], named: frozenset[str]) -> Attributes:

@@ -172,6 +172,7 @@ def _read(record: Record, layout: Layout) -> Event:
     require_size(record, value, layout)
     if record.headers:
         headers = {name.lower(): content for name, content in record.headers}
+        event_attributes.require_utf8(headers)
         if value and content_encoding.HEADER in headers:
             value = content_encoding.decoded(value, headers[content_encoding.HEADER], layout.max_bytes)
             require_size(record, value, layout)

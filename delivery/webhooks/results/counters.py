@@ -29,6 +29,8 @@ backlog."""
 class Counters:
     """Counts of the results of one task, or of several tasks. `a + b` has the counts of both."""
 
+    records: int = 0
+    """Records that a fast lane has handled, by its offset receipts."""
     deliveries: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Deliveries, by outcome and reason. NONE in place of a reason: delivered."""
     rejected: Counter[str] = field(default_factory=Counter)
@@ -65,6 +67,7 @@ class Counters:
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(
+            records=self.records + other.records,
             deliveries=self.deliveries + other.deliveries,
             rejected=self.rejected + other.rejected,
             batches=self.batches + other.batches,
@@ -115,6 +118,7 @@ def count(results: Results, *, cpu_s: float) -> Counters:
         deliveries[OutcomeKind.DELIVERED.value, NONE] = len(waits_ms)
     latencies, latency_sum_s = _in_buckets(waits_ms)
     return Counters(
+        records=sum(receipt.records for receipt in results.receipts),
         deliveries=deliveries,
         rejected=Counter(rejection.reason for rejection in results.rejections),
         batches=Counter(batch.delivery.left_by.value for batch, _ in results.batches if batch.attempts),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
+from pydantic import SecretStr
 
 from delivery import errors
 from delivery.config import kafka_clients, settings
@@ -121,6 +122,19 @@ def test_a_cluster_without_an_active_broker_does_not_answer():
             kafka_clients.require_answer(client, within_s=10)
 
 
+@pytest.mark.parametrize("of_spark", ["read_committed", "read_uncommitted"])
+def test_tasks_read_by_the_isolation_level_of_the_source_that_plans(of_spark):
+    """Otherwise a range could end behind the last record that the tasks may read, or have records of aborted transactions."""
+    kafka = settings.KafkaSettings(
+        spark_options={"isolation.level": SecretStr(of_spark)}, librdkafka_options={"isolation.level": SecretStr("x")}
+    )
+    assert kafka_clients.for_reading(kafka)["isolation.level"] == of_spark
+
+
+def test_tasks_read_by_the_default_isolation_level_of_spark():
+    assert kafka_clients.for_reading(settings.KafkaSettings())["isolation.level"] == "read_uncommitted"
+
+
 def test_no_code_calls_what_ends_the_process():
     paths = [path for package in ("delivery", "fanout", "subscriptions_db") for path in (ROOT / package).rglob("*.py")]
     assert [path for path in paths if ".describe_cluster(" in path.read_text()] == []
@@ -136,6 +150,7 @@ def test_only_workers_create_clients_elsewhere():
         "delivery/config/kafka_clients.py",
         "delivery/stages/kafka/completed_reader.py",
         "delivery/stages/kafka/event_writer.py",
+        "delivery/stages/kafka/record_reader.py",
         "delivery/stages/kafka/sink.py",
         "delivery/stages/realtime/start_offsets.py",
     }

@@ -89,6 +89,10 @@ class Query:
 
 @pytest.fixture
 def lane():
+    return lane_of()
+
+
+def lane_of(**options):
     watch = SimpleNamespace(enter=lambda _: None, reach=lambda positions: reached.append(positions["events"][0]))
     reached = []
     lane = streaming_lane.StreamingLane(
@@ -99,6 +103,7 @@ def lane():
         watch=watch,
         is_kafka_back=pytest.fail,
         ask_s=0,
+        **options,
     )
     lane.reached = reached
     return lane
@@ -117,10 +122,19 @@ def lane():
 )
 def test_what_is_committed_is_noticed_once_and_at_once(lane, monkeypatch, steps, reported):
     noticed = []
-    monkeypatch.setattr(streaming_lane, "_report", lambda _, progress: noticed.append(progress["batchId"]))
+    monkeypatch.setattr(streaming_lane, "_report", lambda _, progress, _records: noticed.append(progress["batchId"]))
     lane._watch(Query(lane, steps))
     assert noticed == reported
     assert lane.reached[-1] == reported[-1] * 10
+
+
+def test_a_lane_whose_tasks_read_kafka_counts_its_records_itself(monkeypatch):
+    """Spark's progress counts none then. A micro-batch without a record is not reported."""
+    reported = []
+    monkeypatch.setattr(streaming_lane, "_report", lambda _, progress, records: reported.append((progress["batchId"], records)))
+    lane = lane_of(records_of={0: 5, 1: 0, 2: 7}.__getitem__)
+    lane._watch(Query(lane, [(0, [committed(0, 0)]), (1, [committed(1, 0)]), (2, [committed(2, 0)])]))
+    assert reported == [(0, 5), (2, 7)]
 
 
 def test_a_lane_is_not_idle_while_a_micro_batch_runs_after_an_idle_time(lane):

@@ -9,14 +9,14 @@ import pytest
 
 from delivery import errors
 from delivery.config import plan_builder, settings
-from delivery.stages.kafka import event_writer
+from delivery.stages.kafka import event_writer, record_reader
 from delivery.stages.tasks import collect_segments, deliver_events, task_context
 from delivery.webhooks.events import batch_records, parsing
 from delivery.webhooks.results import counters
 from delivery.webhooks.routing import registries
 from delivery.webhooks.sending import payload
 from delivery.webhooks.state import pickling
-from tests.support import builders, sinks
+from tests.support import assignments, builders, sinks
 from tests.support.written_topics import WrittenTopics
 from tests.unit.fanout.reconcile.test_ledger import TOPICS
 
@@ -81,9 +81,9 @@ def lane(tmp_path):
             partition = collect_segments.RoutePartition(
                 tools=tools, source=source(), shard_keys=(1, 2), immediate_flush_s=1.0, direct_from=direct_from
             )
+            list(partition([arrow_batch()]))
         else:
-            partition = deliver_events.DeliverPartition(tools=tools, source=source())
-        list(partition([arrow_batch()]))
+            list(assignments.task(tools, source(), [deliver_events.records(arrow_batch())]))
         return sum(counted, counters.Counters()), folder.rows()
 
     return run
@@ -184,3 +184,13 @@ def test_the_key_of_a_batch_counts_for_each_of_its_records():
     [rejection] = results.rejections
     assert (rejection.reason, "900002000 bytes" in rejection.detail) == ("not_written", True)
     assert [len(call) for call in kafka.calls] == [1000]
+
+
+@pytest.mark.parametrize(
+    ("count", "given"), [(record_reader.MAX_HEADERS, record_reader.MAX_HEADERS), (record_reader.MAX_HEADERS + 1, 0)]
+)
+def test_no_lane_gets_more_headers_than_the_direct_lanes_client_gives(count, given):
+    headers = pa.array(["[" + ",".join(['{"key":"h"}'] * count) + "]"])
+    batch = arrow_batch().slice(0, 1).set_column(5, "headers", headers)
+    [record] = deliver_events.records(batch)
+    assert len(record.headers) == given

@@ -1,0 +1,84 @@
+"""Find the records of the direct lane's present micro-batch: the offsets that Spark has planned, divided among tasks.
+
+Runs on the driver. The executors use RecordRange only. Spark's Kafka source chooses the offsets of a micro-batch, and Spark
+writes them to the checkpoint before the micro-batch runs. The lane's tasks read these records themselves (docs/adr/0053).
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+from delivery import errors
+
+ENTRIES_AT_ONCE = 100
+"""Partitions in one answer of the JVM. The JVM sends an answer of more than 8 KiB in parts, and the second part comes 40 ms
+later, because each side waits for the other (Nagle's algorithm and delayed acknowledgements)."""
+_ENTRY = re.compile(r"\(([\w.-]+)-(\d+),(-?\d+)\)")
+"""A partition and its offset, as Scala writes a pair of a Kafka TopicPartition and a number."""
+PARTITION_COST = 4
+"""Records that cost a task as much as reading from one more partition."""
+
+
+class RecordRange(NamedTuple):
+    """A run of offsets of one partition."""
+
+    topic: str
+    partition: int
+    start: int
+    """The first offset."""
+    end: int
+    """The offset after the last one."""
+
+
+class PlannedOffsets:
+    """The offsets of the micro-batch that the query called `name` runs now. Used in its `foreachBatch` function."""
+
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        self._spark = spark
+        self._name = name
+
+    def ranges(self) -> list[RecordRange]:
+        """Return the offsets to read, of partitions with at least one record.
+
+        A partition that the query has never read begins at 0: Spark has checked that Kafka holds its first record.
+        """
+        planned = self._execution().lastExecution().analyzed().collectLeaves().head()
+        start, end = planned.startOffset(), planned.endOffset().get().partitionToOffsets().toSet()
+        known = start.get().partitionToOffsets().toSet() if start.isDefined() else end.empty()
+        starts = dict(_entries(known.diff(end)))
+        ranges = [RecordRange(*place, starts.get(place, 0), offset) for place, offset in _entries(end.diff(known))]
+        return [found for found in ranges if found.start < found.end]
+
+    def _execution(self) -> Any:
+        # PySpark has no public way to the offsets of a micro-batch.
+        for query in self._spark._jsparkSession.streams().active():  # noqa: SLF001
+            if query.name() == self._name:
+                return query.streamingQuery()
+        raise errors.LaneFailed(f"Spark runs no query {self._name}")
+
+
+def _entries(offsets: Any) -> Iterable[tuple[tuple[str, int], int]]:
+    """Yield partition and offset of each entry of a set in the JVM."""
+    entries = offsets.toSeq()
+    for begin in range(0, entries.size(), ENTRIES_AT_ONCE):
+        for topic, partition, offset in _ENTRY.findall(entries.slice(begin, begin + ENTRIES_AT_ONCE).mkString()):
+            yield (topic, int(partition)), int(offset)
+
+
+def divided(ranges: Sequence[RecordRange], tasks: int) -> tuple[tuple[RecordRange, ...], ...]:
+    """Return the ranges of each task, of at most `tasks` tasks, about equally many records for each. No task has none.
+
+    A task reads a partition alone.
+    """
+    parts: list[list[RecordRange]] = [[] for _ in range(min(tasks, len(ranges)))]
+    loads = [(0, number) for number in range(len(parts))]
+    for found in sorted(ranges, key=lambda found: found.start - found.end):
+        load, number = loads[0]
+        parts[number].append(found)
+        heapq.heapreplace(loads, (load + found.end - found.start + PARTITION_COST, number))
+    return tuple(map(tuple, parts))

@@ -1,0 +1,237 @@
+"""Read the records of offset ranges from Kafka, in the tasks of the direct lane.
+
+Runs in the executors' Python workers. Must not import the settings, for the reason in delivery.stages.kafka.sink.
+Guarantee: a task gets every record of its ranges that Kafka holds, or fails.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from delivery import errors
+from delivery.model import Record
+from delivery.stages import process_state
+from delivery.stages.kafka.offset_ranges import RecordRange
+from delivery.stages.kafka.sink import Client
+
+OPTIONS: Mapping[str, str | int | float | bool] = {
+    "group.id": "fanout-journal",  # required by the client; the reader neither joins the group nor commits offsets
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # Behind the last record of a range there may be offsets without a record, such as the mark of a transaction's end.
+    "enable.partition.eof": True,
+    # A record that Kafka no longer holds is a lost event, so the task fails.
+    "auto.offset.reset": "error",
+    "check.crcs": True,  # as Java's client does
+    # A task reads existing records only, and the next task must not wait for the last fetch of the one before.
+    "fetch.wait.max.ms": 5,
+    # The client fetches ahead, beyond the end of a range too. These three options bound what it fetches in vain.
+    "fetch.message.max.bytes": 256 * 1024,  # of a partition in one fetch; a larger record comes alone
+    "queued.min.messages": 500,
+    "queued.max.messages.kbytes": 16 * 1024,
+    "fetch.queue.backoff.ms": 5,  # after the queue was full; by default a second
+}
+POLL_S = 0.1
+"""Seconds for which one poll waits for a record."""
+RECORDS_AT_ONCE = 500
+"""Most records of one poll."""
+LIST_EVERY_S = 600.0
+"""Seconds after which a process lists the topics again. librdkafka forgets a topic's leaders 15 minutes after it listed the
+topic, and then needs up to a second to begin with the topic."""
+MAX_HEADERS = 100_000
+"""Most headers of a record. librdkafka gives none of the headers of a record with more."""
+UNREADABLE_HEADERS = (("\ufffd", b""),)
+"""The headers of a record that has a header whose name is not UTF-8: one with the name that Java's client gives such bytes."""
+NO_RECORDS = "Kafka did not give the records of a task"
+"""Beginning of the error when Kafka did not answer. kafka_outage recognises the error by it."""
+_headers: Callable[[Message], Any] = operator.methodcaller("headers")
+"""Return the headers of a message. Raise SystemError if a header's name is not UTF-8: confluent_kafka then sets an error, and
+returns a list with a hole. Python notices the error in such a call from C, but not always in `message.headers()`."""
+_GONE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001  # their public names
+_REFUSED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingBounds:
+    """The time limits of a task that reads from Kafka."""
+
+    silence_s: float = 20.0
+    """Seconds without a record, after which the task fails. A change of leaders may take 9 s by Kafka's default."""
+    listing_s: float = 20.0
+    """Seconds to wait for the list of topics."""
+
+
+BOUNDS = ReadingBounds()
+"""The time limits of the job."""
+
+
+class ReadsRanges(Protocol):
+    """A function that reads offset ranges in a task. Survives pickling."""
+
+    def __call__(self, ranges: Sequence[RecordRange], /) -> Iterator[list[Record]]:
+        """Yield the records of `ranges`, those of each partition in the order of their offsets.
+
+        Raise KafkaUnavailable if Kafka does not answer, and TopicUnreadable if it does not give records of a range.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaReader:
+    """The job's ReadsRanges. All tasks of a worker process share a consumer."""
+
+    client: Client = field(repr=False)
+    """Configuration of librdkafka, with the password."""
+    with_keys: bool
+    """True: the records get their keys."""
+    bounds: ReadingBounds = BOUNDS
+
+    def __call__(self, ranges: Sequence[RecordRange], /) -> Iterator[list[Record]]:
+        """Yield the records of `ranges`. Without a range, only connect to Kafka, so that the next task need not."""
+        reader = process_state.EVENT_CONSUMERS.get(lambda: _RangeConsumer(self.client, self.bounds), self.client)
+        try:
+            for messages in reader.messages(ranges):
+                yield [record_of(message, with_key=self.with_keys) for message in messages]
+        except Exception:
+            process_state.EVENT_CONSUMERS.clear()  # the next task connects anew
+            raise
+
+
+def to(client: Mapping[str, str | int | float | bool], *, with_keys: bool) -> KafkaReader:
+    """Return a reader that connects to Kafka with `client`, the options that kafka_clients.for_reading returns."""
+    return KafkaReader(client=tuple(sorted(client.items())), with_keys=with_keys)
+
+
+class _RangeConsumer:
+    """Read ranges with one consumer of librdkafka, for one task at a time."""
+
+    def __init__(self, client: Client, bounds: ReadingBounds) -> None:
+        self._consumer = Consumer({**OPTIONS, **dict(client)})
+        self._bounds = bounds
+        self._topics: frozenset[str] = frozenset()
+        self._list_at = 0.0
+        """When the topics are listed again, in monotonic seconds."""
+
+    def messages(self, ranges: Sequence[RecordRange]) -> Iterator[list[Message]]:
+        """Yield the messages of `ranges`. Raise the errors of ReadsRanges."""
+        self._list_topics({found.topic for found in ranges})
+        unread = Unread(ranges)
+        self._consumer.assign([TopicPartition(found.topic, found.partition, found.start) for found in ranges])
+        try:
+            deadline = time.monotonic() + self._bounds.silence_s
+            while unread:
+                # A single call of `consume` would wait for POLL_S, or for all of the records.
+                polled = self._consumer.consume(1, POLL_S)
+                if polled:
+                    polled += self._consumer.consume(RECORDS_AT_ONCE - 1, 0)
+                if messages := unread.take(polled):
+                    yield messages
+                    deadline = time.monotonic() + self._bounds.silence_s
+                elif time.monotonic() > deadline:
+                    raise errors.KafkaUnavailable(f"{NO_RECORDS}: {unread.explain()}. Check the brokers")
+                if unread and (passed := unread.drain_passed()):
+                    self._consumer.incremental_unassign(passed)
+        finally:
+            self._consumer.unassign()
+
+    def _list_topics(self, wanted: set[str]) -> None:
+        now = time.monotonic()
+        if now < self._list_at and wanted <= self._topics:
+            return
+        try:
+            self._topics = frozenset(self._consumer.list_topics(timeout=self._bounds.listing_s).topics)
+        except KafkaException as exc:
+            raise errors.KafkaUnavailable(f"{NO_RECORDS}: {exc.args[0].str()}. Check the brokers") from exc
+        self._list_at = now + LIST_EVERY_S
+
+
+class Unread:
+    """The part of some ranges that is not read yet. False when all is read. Does no I/O."""
+
+    def __init__(self, ranges: Sequence[RecordRange]) -> None:
+        self._unread = {(found.topic, found.partition): [found.start, found.end] for found in ranges}
+        """For each partition that is not read: the next offset, and the end of its range."""
+        self._passed: set[tuple[str, int]] = set()
+        self._error = ""
+        """The text of the last error from which librdkafka recovers by itself."""
+
+    def __bool__(self) -> bool:
+        return bool(self._unread)
+
+    def take(self, polled: Sequence[Message]) -> list[Message]:
+        """Return the messages that are in the ranges, and note how far the partitions are read now.
+
+        A range is read when its last offset has come, or a later offset, or the end of the partition: transactions and
+        compaction leave offsets without a record. A message that came before is left out. Raise TopicUnreadable if a partition
+        cannot be read.
+        """
+        wanted = []
+        for message in polled:
+            place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
+            if (error := message.error()) is not None:
+                self._note(error, place, offset)
+                continue
+            span = self._unread.get(place)
+            if span is None or offset >= span[1]:
+                self._unread.pop(place, None)
+                self._passed.add(place)
+            elif offset >= span[0]:
+                wanted.append(message)
+                span[0] = offset + 1
+                if span[0] == span[1]:
+                    del self._unread[place]
+        return wanted
+
+    def drain_passed(self) -> list[TopicPartition]:
+        """Return the partitions of which a message behind the range has come since the last call: fetching more is in vain."""
+        passed, self._passed = self._passed, set()
+        return [TopicPartition(*place) for place in passed]
+
+    def explain(self) -> str:
+        """Return which partitions are unread, and the last error, for a message to the operator."""
+        (topic, partition), (offset, _) = next(iter(self._unread.items()))
+        others = f" and {len(self._unread) - 1} other partitions" if len(self._unread) > 1 else ""
+        return f"partition {partition} of topic {topic} from offset {offset}{others}" + (self._error and f" ({self._error})")
+
+    def _note(self, error: KafkaError, place: tuple[str, int], offset: int) -> None:
+        span = self._unread.get(place)
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
+            # Before the range's end, the broker that answers has not got all of the records yet.
+            if span is not None and offset >= span[1]:
+                del self._unread[place]
+        elif error.code() in _GONE and span is not None:
+            raise errors.TopicUnreadable(
+                f"partition {place[1]} of topic {place[0]} no longer has the records from offset {span[0]} to {span[1] - 1}: "
+                "they expired or were deleted before they were read, or the topic was deleted and created again. With the job "
+                "stopped, `fanout accept-loss` lists what is lost"
+            )
+        elif error.code() in _REFUSED and span is not None:
+            raise errors.TopicUnreadable(f"topic {place[0]} cannot be read: {error.str()}")
+        else:
+            self._error = error.str()
+
+
+def record_of(message: Message, *, with_key: bool = False) -> Record:
+    """Return a message of Kafka as a Record. A header without a value gets an empty one."""
+    return Record(
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+        message.timestamp()[1],
+        message.value(),
+        _headers_of(message),
+        message.key() if with_key else None,
+    )
+
+
+def _headers_of(message: Message) -> tuple[tuple[str, bytes], ...]:
+    try:
+        headers = _headers(message)
+    except SystemError:
+        return UNREADABLE_HEADERS
+    return tuple((name, value or b"") for name, value in headers) if headers else ()

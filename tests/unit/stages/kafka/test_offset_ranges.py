@@ -1,0 +1,134 @@
+"""Which offsets a micro-batch reads, by Spark's plan; and how they are divided among tasks. Without Spark."""
+
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delivery import errors
+from delivery.stages.kafka import offset_ranges
+from delivery.stages.kafka.offset_ranges import RecordRange
+
+
+class Offsets:
+    """A set of Scala with partitions and offsets, as the JVM answers. `answered` keeps the length of each answer."""
+
+    answered: ClassVar = []
+
+    def __init__(self, entries):
+        self._entries = list(entries)
+
+    def diff(self, other):
+        return Offsets(entry for entry in self._entries if entry not in other._entries)
+
+    def empty(self):
+        return Offsets([])
+
+    def toSet(self):  # noqa: N802  # Scala's names
+        return self
+
+    toSeq = toSet  # noqa: N815
+
+    def size(self):
+        return len(self._entries)
+
+    def slice(self, begin, end):
+        return Offsets(self._entries[begin:end])
+
+    def mkString(self):  # noqa: N802
+        self.answered.append(len(self._entries))
+        return "".join(f"({topic}-{number},{offset})" for (topic, number), offset in self._entries)
+
+    def partitionToOffsets(self):  # noqa: N802
+        return self
+
+
+class Spark:
+    """A Spark session with one query, whose present micro-batch reads from `start` to `end`. None: it is the first one."""
+
+    def __init__(self, start, end, name="direct"):
+        self._start, self._end, self._name = start, end, name
+        self._jsparkSession = self
+
+    def active(self):
+        return [self]
+
+    def name(self):
+        return self._name
+
+    def get(self):
+        return Offsets((self._start if self._is_start else self._end).items())
+
+    def isDefined(self):  # noqa: N802
+        return self._start is not None
+
+    def startOffset(self):  # noqa: N802
+        self._is_start = True
+        return self
+
+    def endOffset(self):  # noqa: N802
+        found = Spark(self._start, self._end)
+        found._is_start = False
+        return found
+
+    def itself(self):
+        return self
+
+    streams = streamingQuery = lastExecution = analyzed = collectLeaves = head = itself  # noqa: N815
+
+
+def ranges(start, end):
+    return sorted(offset_ranges.PlannedOffsets(Spark(start, end), "direct").ranges())
+
+
+def test_a_micro_batch_reads_the_partitions_whose_offset_has_changed():
+    start = {("a.b-c_d", 0): 5, ("a.b-c_d", 1): 7, ("e", 0): 1}
+    assert ranges(start, start | {("a.b-c_d", 1): 9, ("e", 0): 2}) == [
+        RecordRange("a.b-c_d", 1, 7, 9),
+        RecordRange("e", 0, 1, 2),
+    ]
+
+
+def test_a_new_partition_is_read_from_its_first_record():
+    assert ranges({("a", 0): 5}, {("a", 0): 5, ("a", 1): 3, ("a-1", 0): 0}) == [RecordRange("a", 1, 0, 3)]
+
+
+def test_the_first_micro_batch_of_a_query_may_have_no_start():
+    assert ranges(None, {("a", 0): 5}) == [RecordRange("a", 0, 0, 5)]
+
+
+def test_a_partition_that_no_longer_exists_is_not_read():
+    assert ranges({("a", 0): 5, ("gone", 0): 2}, {("a", 0): 6}) == [RecordRange("a", 0, 5, 6)]
+
+
+def test_an_answer_of_the_jvm_has_few_partitions():
+    Offsets.answered.clear()
+    end = {("a", number): number + 1 for number in range(250)}
+    assert len(ranges(dict.fromkeys(end, 0), end)) == 250
+    assert max(Offsets.answered) == offset_ranges.ENTRIES_AT_ONCE
+
+
+def test_it_asks_the_query_of_its_lane_only():
+    with pytest.raises(errors.LaneFailed, match="no query direct"):
+        offset_ranges.PlannedOffsets(Spark({}, {}, name="batch"), "direct").ranges()
+
+
+COUNTS = st.lists(st.integers(1, 1000), max_size=50)
+
+
+@given(COUNTS, st.integers(1, 8))
+def test_the_ranges_are_divided_among_the_tasks_and_none_is_idle(counts, tasks):
+    given_ranges = [RecordRange("a", number, 0, count) for number, count in enumerate(counts)]
+    assignments = offset_ranges.divided(given_ranges, tasks)
+    assert sorted(found for assignment in assignments for found in assignment) == given_ranges
+    assert len(assignments) == min(tasks, len(counts))
+    assert all(assignments)
+
+
+@given(COUNTS.filter(bool), st.integers(1, 8))
+def test_no_task_has_more_than_its_share_and_one_partition(counts, tasks):
+    cost = [count + offset_ranges.PARTITION_COST for count in counts]
+    assignments = offset_ranges.divided([RecordRange("a", number, 0, count) for number, count in enumerate(counts)], tasks)
+    loads = [sum(found.end + offset_ranges.PARTITION_COST for found in assignment) for assignment in assignments]
+    assert max(loads) <= sum(cost) / len(assignments) + max(cost)
