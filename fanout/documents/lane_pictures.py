@@ -43,9 +43,11 @@ DIRECT = Picture(
     boxes={
         "topics": EVENTS,
         "source": Code(("delivery.stages.kafka.topic_source", "delivery.stages.kafka.offset_ranges")),
-        "reader": Code(("delivery.stages.kafka.record_reader",), "fetches the records from Kafka"),
         "registry": Code(("delivery.stages.registry",), "broadcast and changes"),
-        "task": Code(("delivery.stages.tasks.deliver_events", TASK_CONTEXT)),
+        "task": Code(
+            ("delivery.stages.kafka.record_reader", "delivery.stages.tasks.deliver_events", TASK_CONTEXT),
+            "fetch the records, deliver them",
+        ),
         "lane": Code(("delivery.webhooks.lanes.worker", "delivery.webhooks.lanes.direct_lane")),
         "intake": Code(("delivery.webhooks.routing.intake",), "parse, match, filter"),
         "dispatch": Code(("delivery.webhooks.dispatching.dispatch",), "fair order, limits, quick retries"),
@@ -58,7 +60,6 @@ DIRECT = Picture(
     arrows=(
         passes("topics", "source", "Kafka", "delivery.stages.kafka.topic_source", "offsets"),
         passes("source", "task", "Spark", "delivery.stages.lanes.direct_query", "offset ranges"),
-        calls("task", "reader", "offset ranges"),
         passes("registry", "task", "Spark", REGISTRIES),
         calls("task", "lane"),
         calls("lane", "intake", "records"),
