@@ -182,7 +182,8 @@ def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) 
             for name, before, after in change.fields:
                 console.print(f"    {name}: {_short(_plain(before))} → {_short(_plain(after))}")
     done = "would change" if dry_run else "changed"
-    console.print(f"{len(result.changes)} rows {done}" if result.changes else "nothing to change")
+    rows = "1 row" if len(result.changes) == 1 else f"{len(result.changes)} rows"
+    console.print(f"{rows} {done}" if result.changes else "nothing to change")
     if result.new_secrets and not dry_run:
         console.print("New signing secrets. Keep them now; they are not shown again:")
         for endpoint_id, text in result.new_secrets.items():

@@ -54,6 +54,21 @@ def test_apply_shows_endpoints_that_wait_for_their_receivers():
     assert registry_commands.as_document(result)["awaiting_permission"] == ("acme-stock",)
 
 
+@pytest.mark.parametrize(
+    ("count", "dry_run", "line"),
+    [
+        (0, False, "nothing to change"),
+        (1, False, "1 row changed"),
+        (2, False, "2 rows changed"),
+        (1, True, "1 row would change"),
+    ],
+)
+def test_apply_says_how_many_rows_it_changed(count, dry_run, line):
+    created = diff.Change(action="create", kind="tenant", id="t1", fields=())
+    text = shown(registry_commands.show, apply.Result(changes=(created,) * count), dry_run=dry_run)
+    assert text.splitlines()[-1] == line
+
+
 def test_new_secrets_are_shown_in_any_encoding_of_the_output(monkeypatch):
     """Regression: the output ended at the `→` of a changed row, after the commit, and the secrets were lost."""
     changed = diff.Change(action="update", kind="tenant", id="t1", fields=(("name", "é", "😀"),))
