@@ -114,7 +114,7 @@ def test_a_record_with_too_many_headers_is_read_without_them(connection, write, 
 
 
 def test_a_record_that_is_larger_than_a_fetch_is_read(connection, write, topic):
-    large = b"x" * (3 * record_reader.OPTIONS["fetch.message.max.bytes"])
+    large = b"x" * (3 * record_reader.FIXED_OPTIONS["fetch.message.max.bytes"])
     write(topic, [b"a", large, b"b"])
     assert [record.value for record in read(reader(connection), RecordRange(topic, 0, 0, 3))] == [b"a", large, b"b"]
 
@@ -152,6 +152,29 @@ def test_records_that_are_deleted_before_they_are_read_fail_the_task(connection,
     with pytest.raises(errors.TopicUnreadable, match=rf"^partition 0 of topic {topic} no longer has .* from offset 2 to 7"):
         read(reader(connection), RecordRange(topic, 0, 2, 8))
     assert offsets(reader(connection), RecordRange(topic, 0, 6, 8)) == [(0, 6), (0, 7)]
+
+
+def test_no_option_of_the_operator_lets_a_task_pass_over_lost_records(connection, write, topic):
+    write(topic, [b"x"] * 10)
+    admin = kafka_clients.admin(connection)
+    [deleted] = admin.delete_records([TopicPartition(topic, 0, 6)]).values()
+    deleted.result(30)
+    options = {"auto.offset.reset": "earliest", "enable.partition.eof": "false", "message.max.bytes": "16000000"}
+    wild = connection.model_copy(update={"librdkafka_options": {name: SecretStr(value) for name, value in options.items()}})
+    with pytest.raises(errors.TopicUnreadable, match="no longer has"):
+        read(reader(wild), RecordRange(topic, 0, 2, 8))
+
+
+def test_a_small_batch_of_records_that_are_large_together_is_read(connection, topic):
+    """Regression: librdkafka refused a batch in zstd that has more than 100 MB when it is decompressed."""
+    producer = Producer(
+        kafka_clients.for_librdkafka(connection)
+        | {"compression.type": "zstd", "linger.ms": 3000, "batch.size": 200_000_000, "message.max.bytes": 300_000_000}
+    )
+    for _ in range(1200):
+        producer.produce(topic, b"x" * 100_000, partition=0)
+    assert producer.flush(30) == 0
+    assert sum(len(chunk) for chunk in reader(connection)([RecordRange(topic, 0, 0, 1200)])) == 1200
 
 
 def test_a_range_behind_the_end_of_a_topic_fails_the_task(connection, write, topic):

@@ -22,6 +22,12 @@ from delivery.stages.kafka.sink import Client
 
 OPTIONS: Mapping[str, str | int | float | bool] = {
     "group.id": "fanout-journal",  # required by the client; the reader neither joins the group nor commits offsets
+    # A task reads existing records only, and the next task must not wait for the last fetch of the one before.
+    "fetch.wait.max.ms": 5,
+    "fetch.queue.backoff.ms": 5,  # after the queue was full; by default a second
+}
+"""Configuration of the consumer. `kafka.librdkafka_options` may replace these options, but not those of FIXED_OPTIONS."""
+FIXED_OPTIONS: Mapping[str, str | int | float | bool] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     # Behind the last record of a range there may be offsets without a record, such as the mark of a transaction's end.
@@ -29,16 +35,20 @@ OPTIONS: Mapping[str, str | int | float | bool] = {
     # A record that Kafka no longer holds is a lost event, so the task fails.
     "auto.offset.reset": "error",
     "check.crcs": True,  # as Java's client does
-    # A task reads existing records only, and the next task must not wait for the last fetch of the one before.
-    "fetch.wait.max.ms": 5,
-    # The client fetches ahead, beyond the end of a range too. These three options bound what it fetches in vain.
-    "fetch.message.max.bytes": 256 * 1024,  # of a partition in one fetch; a larger record comes alone
+    # The client fetches ahead, also beyond the end of a range. These options bound what it fetches in vain.
+    "fetch.max.bytes": 2 * 1024 * 1024,  # of all partitions in one fetch, compressed; a larger record comes alone
+    "fetch.message.max.bytes": 256 * 1024,  # of one partition in one fetch
     "queued.min.messages": 500,
     "queued.max.messages.kbytes": 16 * 1024,
-    "fetch.queue.backoff.ms": 5,  # after the queue was full; by default a second
+    "message.max.bytes": 1_000_000,  # the client requires that it is less than fetch.max.bytes, and uses it for nothing else
+    # Most bytes of a decompressed batch in zstd. A batch above this limit could never be read.
+    "receive.message.max.bytes": 1_000_000_000,
 }
+"""Configuration of the consumer that the reader relies on."""
 POLL_S = 0.1
 """Seconds for which one poll waits for a record."""
+LISTING_STEP_S = 1.0
+"""Seconds for which one request for the list of topics waits."""
 RECORDS_AT_ONCE = 500
 """Most records of one poll."""
 LIST_EVERY_S = 600.0
@@ -53,8 +63,15 @@ NO_RECORDS = "Kafka did not give the records of a task"
 _headers: Callable[[Message], Any] = operator.methodcaller("headers")
 """Return the headers of a message. Raise SystemError if a header's name is not UTF-8: confluent_kafka then sets an error, and
 returns a list with a hole. Python notices the error in such a call from C, but not always in `message.headers()`."""
-_GONE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)  # noqa: SLF001  # their public names
-_REFUSED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
+_GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001  # their public names
+_PASSING = frozenset({
+    KafkaError.BROKER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH, KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NETWORK_EXCEPTION, KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.REPLICA_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.THROTTLING_QUOTA_EXCEEDED, KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT, KafkaError._TRANSPORT,  # noqa: SLF001
+})  # fmt: skip
+"""Errors of a partition after which librdkafka fetches again by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +128,7 @@ class _RangeConsumer:
     """Read ranges with one consumer of librdkafka, for one task at a time."""
 
     def __init__(self, client: Client, bounds: ReadingBounds) -> None:
-        self._consumer = Consumer({**OPTIONS, **dict(client)})
+        self._consumer = Consumer({**OPTIONS, **dict(client), **FIXED_OPTIONS})
         self._bounds = bounds
         self._topics: frozenset[str] = frozenset()
         self._list_at = 0.0
@@ -143,10 +160,15 @@ class _RangeConsumer:
         now = time.monotonic()
         if now < self._list_at and wanted <= self._topics:
             return
-        try:
-            self._topics = frozenset(self._consumer.list_topics(timeout=self._bounds.listing_s).topics)
-        except KafkaException as exc:
-            raise errors.KafkaUnavailable(f"{NO_RECORDS}: {exc.args[0].str()}. Check the brokers") from exc
+        deadline = now + self._bounds.listing_s
+        while True:
+            try:
+                # In short steps, because no signal is handled within a call: a worker whose JVM is gone must end soon.
+                self._topics = frozenset(self._consumer.list_topics(timeout=LISTING_STEP_S).topics)
+                break
+            except KafkaException as exc:
+                if time.monotonic() > deadline:
+                    raise errors.KafkaUnavailable(f"{NO_RECORDS}: {exc.args[0].str()}. Check the brokers") from exc
         self._list_at = now + LIST_EVERY_S
 
 
@@ -204,16 +226,20 @@ class Unread:
             # Before the range's end, the broker that answers has not got all of the records yet.
             if span is not None and offset >= span[1]:
                 del self._unread[place]
-        elif error.code() in _GONE and span is not None:
+        elif span is None or error.code() in _PASSING:
+            self._error = error.str()
+        elif error.code() not in _GONE:
+            # librdkafka continues behind a batch of records that it cannot read, so the records would be lost.
+            raise errors.TopicUnreadable(
+                f"partition {place[1]} of topic {place[0]} cannot be read from offset {span[0]} on: {error.str()}. Check the "
+                "job's right to read the topic, and the brokers' logs. Steps: docs/operations.md#fanoutabsent-fanoutnotready"
+            )
+        elif span[0] <= offset < span[1]:  # else the client has fetched ahead, for an earlier range
             raise errors.TopicUnreadable(
                 f"partition {place[1]} of topic {place[0]} no longer has the records from offset {span[0]} to {span[1] - 1}: "
                 "they expired or were deleted before they were read, or the topic was deleted and created again. With the job "
                 "stopped, `fanout accept-loss` lists what is lost"
             )
-        elif error.code() in _REFUSED and span is not None:
-            raise errors.TopicUnreadable(f"topic {place[0]} cannot be read: {error.str()}")
-        else:
-            self._error = error.str()
 
 
 def record_of(message: Message, *, with_key: bool = False) -> Record:

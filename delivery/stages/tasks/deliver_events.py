@@ -23,7 +23,7 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling.unhealthy import NONE_UNHEALTHY, Unhealthy
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
-"""Columns of the record streams that delivery.stages.kafka.topic_source reads, and of their Arrow batches."""
+"""Columns of the record streams of `kafka.topic_source`, and of the Arrow batches of the batch lane and the real-time lane."""
 KEY = "key"
 """A further column, the record's key, if the job splits batch records."""
 
@@ -88,9 +88,9 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
 def _headers(written: str | None) -> tuple[tuple[str, bytes], ...]:
     """Return a record's headers from the JSON of its column: `[{"key": …, "value": base64}, …]`. A null value becomes b"".
 
-    Of a record with too many headers no lane gets any, because the direct lane's client does not give them.
+    The result is that of the direct lane's client: a name ends at its first NUL, and a record with too many headers has none.
     """
     pairs = [] if written is None else orjson.loads(written)
     if len(pairs) > record_reader.MAX_HEADERS:
         return ()
-    return tuple((pair["key"], base64.b64decode(pair.get("value", ""))) for pair in pairs)
+    return tuple((pair["key"].partition("\0")[0], base64.b64decode(pair.get("value", ""))) for pair in pairs)

@@ -22,9 +22,6 @@ class Offsets:
     def diff(self, other):
         return Offsets(entry for entry in self._entries if entry not in other._entries)
 
-    def empty(self):
-        return Offsets([])
-
     def toSet(self):  # noqa: N802  # Scala's names
         return self
 
@@ -45,7 +42,7 @@ class Offsets:
 
 
 class Spark:
-    """A Spark session with one query, whose present micro-batch reads from `start` to `end`. None: it is the first one."""
+    """A Spark session with one query, whose present micro-batch reads from `start` to `end`."""
 
     def __init__(self, start, end, name="direct"):
         self._start, self._end, self._name = start, end, name
@@ -59,9 +56,6 @@ class Spark:
 
     def get(self):
         return Offsets((self._start if self._is_start else self._end).items())
-
-    def isDefined(self):  # noqa: N802
-        return self._start is not None
 
     def startOffset(self):  # noqa: N802
         self._is_start = True
@@ -94,8 +88,10 @@ def test_a_new_partition_is_read_from_its_first_record():
     assert ranges({("a", 0): 5}, {("a", 0): 5, ("a", 1): 3, ("a-1", 0): 0}) == [RecordRange("a", 1, 0, 3)]
 
 
-def test_the_first_micro_batch_of_a_query_may_have_no_start():
-    assert ranges(None, {("a", 0): 5}) == [RecordRange("a", 0, 0, 5)]
+def test_offsets_in_another_form_than_expected_end_the_lane():
+    """They would be committed without being read."""
+    with pytest.raises(errors.LaneFailed, match="not written as"):
+        ranges({("a", 0): 5}, {("a", 0): 6, ("a", "?"): 7})
 
 
 def test_a_partition_that_no_longer_exists_is_not_read():

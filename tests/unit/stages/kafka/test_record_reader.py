@@ -72,12 +72,32 @@ def test_records_that_kafka_no_longer_has_fail_the_task(code):
     unread = record_reader.Unread([RANGE])
     unread.take([Polled(10)])
     with pytest.raises(errors.TopicUnreadable, match=r"no longer has the records from offset 11 to 12:.*accept-loss"):
-        unread.take([Polled(10, code)])
+        unread.take([Polled(11, code)])
 
 
 def test_a_refused_topic_fails_the_task():
-    with pytest.raises(errors.TopicUnreadable, match=r"topic events.a cannot be read"):
+    with pytest.raises(errors.TopicUnreadable, match=r"partition 0 of topic events.a cannot be read from offset 10 on: "):
         record_reader.Unread([RANGE]).take([Polled(-1001, KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+
+
+@pytest.mark.parametrize("code", [KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.UNKNOWN_TOPIC_OR_PART])
+def test_a_batch_that_cannot_be_read_is_no_gap_and_fails_the_task(code):
+    """librdkafka may continue behind such a batch. The next record would then look as if the offsets had no record."""
+    unread = record_reader.Unread([RANGE])
+    with pytest.raises(errors.TopicUnreadable, match="cannot be read from offset 11 on"):
+        unread.take([Polled(10), Polled(11, code), Polled(12)])
+
+
+@pytest.mark.parametrize("code", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.KAFKA_STORAGE_ERROR])
+def test_a_change_of_leaders_fails_no_task(code):
+    unread = record_reader.Unread([RANGE])
+    assert taken(unread, Polled(10), Polled(11, code), Polled(11), Polled(12)) == [10, 11, 12]
+
+
+@pytest.mark.parametrize("at", [9, 13])
+def test_an_error_of_what_an_earlier_task_fetched_ahead_fails_no_task(at):
+    unread = record_reader.Unread([RANGE])
+    assert taken(unread, Polled(at, KafkaError._AUTO_OFFSET_RESET), Polled(10)) == [10]
 
 
 def test_an_error_about_a_partition_that_is_read_changes_nothing():

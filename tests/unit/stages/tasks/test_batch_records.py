@@ -194,3 +194,9 @@ def test_no_lane_gets_more_headers_than_the_direct_lanes_client_gives(count, giv
     batch = arrow_batch().slice(0, 1).set_column(5, "headers", headers)
     [record] = deliver_events.records(batch)
     assert len(record.headers) == given
+
+
+def test_the_name_of_a_header_ends_at_its_first_nul_in_every_lane():
+    headers = pa.array(['[{"key":"ce_id\\u0000x"}]'])
+    [record] = deliver_events.records(arrow_batch().slice(0, 1).set_column(5, "headers", headers))
+    assert record.headers == (("ce_id", b""),)
