@@ -330,7 +330,7 @@ def scaling(
     json_file: JsonFile = None,
     plot: SvgFile = None,
     base_per_s: Annotated[int, typer.Option(min=1, help="Mean of the events a second without spikes.")] = _SCALING.base_per_s,
-    days: Annotated[int, typer.Option(min=1, help="Number of simulated days.")] = _SCALING.days,
+    days: Annotated[int, typer.Option(min=1, help="Number of simulated days.")] = int(_SCALING.days),
     seed: Annotated[int, typer.Option(help="Seed of the spikes and of the start times of executors.")] = (_SCALING.seed),
 ) -> None:
     """Simulate days of load with tenfold spikes: measure executor hours and waiting times when executors follow the load."""

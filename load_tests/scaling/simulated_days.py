@@ -57,7 +57,8 @@ class ScalingScenario:
     spikes_a_day: int = 4
     spike_s: tuple[float, float] = (300.0, 900.0)
     """Shortest and longest duration of a spike, seconds."""
-    days: int = 3
+    days: float = 3
+    """Simulated days. The first quarter of a day has one of four spikes."""
     max_executors: int = 12
     partitions: int = 60
     seed: int = 1
@@ -76,7 +77,7 @@ def spikes(scenario: ScalingScenario) -> list[Spike]:
     rng = random.Random(scenario.seed)
     slot_s = DAY_S / scenario.spikes_a_day
     found = []
-    for number in range(scenario.days * scenario.spikes_a_day):
+    for number in range(int(scenario.days * scenario.spikes_a_day)):
         lasts_s = rng.uniform(*scenario.spike_s)
         began_s = number * slot_s + rng.uniform(900.0, slot_s - lasts_s - 900.0)
         found.append(Spike(began_s, began_s + lasts_s))

@@ -1,7 +1,7 @@
-"""Find the records of the direct lane's present micro-batch: the offsets that Spark has planned, divided among tasks.
+"""Find the offset ranges of the direct lane's present micro-batch, as Spark has planned them, and divide them among tasks.
 
-Runs on the driver. The executors use RecordRange only. Spark's Kafka source chooses the offsets of a micro-batch, and Spark
-writes them to the checkpoint before the micro-batch runs. The lane's tasks read these records themselves (docs/adr/0053).
+Runs on the driver. On the executors only RecordRange is used. Spark's Kafka source chooses the offsets of a micro-batch, and
+Spark writes them to the checkpoint before the micro-batch runs. The lane's tasks read these records themselves (docs/adr/0053).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ later, because each side waits for the other (Nagle's algorithm and delayed ackn
 _ENTRY = re.compile(r"\(([\w.-]+)-(\d+),(-?\d+)\)")
 """A partition and its offset, as Scala writes a pair of a Kafka TopicPartition and a number."""
 PARTITION_COST = 4
-"""Records that cost a task as much as reading from one more partition."""
+"""One more partition costs a task as much as this many records."""
 
 
 class RecordRange(NamedTuple):
@@ -67,16 +67,16 @@ def _entries(offsets: Any) -> Iterable[tuple[tuple[str, int], int]]:
     for begin in range(0, entries.size(), ENTRIES_AT_ONCE):
         part = entries.slice(begin, begin + ENTRIES_AT_ONCE)
         found = _ENTRY.findall(part.mkString())
-        if len(found) != part.size():  # the records of the others would be committed without being read
-            raise errors.LaneFailed("the offsets of a micro-batch are not written as this version of fanout expects")
+        if len(found) != part.size():  # the partitions that _ENTRY missed would be committed without being read
+            raise errors.LaneFailed("Spark gave the offsets of a micro-batch in an unknown form: install the pinned pyspark")
         for topic, partition, offset in found:
             yield (topic, int(partition)), int(offset)
 
 
 def divided(ranges: Sequence[RecordRange], tasks: int) -> tuple[tuple[RecordRange, ...], ...]:
-    """Return the ranges of each task, of at most `tasks` tasks, about equally many records for each. No task has none.
+    """Return the ranges of each task, of at most `tasks` tasks with about equal loads. Each task gets at least one range.
 
-    A task reads a partition alone.
+    Each partition is read by exactly one task.
     """
     parts: list[list[RecordRange]] = [[] for _ in range(min(tasks, len(ranges)))]
     loads = [(0, number) for number in range(len(parts))]

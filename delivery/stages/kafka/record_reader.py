@@ -22,11 +22,12 @@ from delivery.stages.kafka.sink import Client
 
 OPTIONS: Mapping[str, str | int | float | bool] = {
     "group.id": "fanout-journal",  # required by the client; the reader neither joins the group nor commits offsets
-    # A task reads existing records only, and the next task must not wait for the last fetch of the one before.
+    # The next task must not wait until the broker answers the last fetch of the task before.
     "fetch.wait.max.ms": 5,
-    "fetch.queue.backoff.ms": 5,  # after the queue was full; by default a second
+    "fetch.queue.backoff.ms": 5,  # pause after the queue was full; by default a second
 }
-"""Configuration of the consumer. `kafka.librdkafka_options` may replace these options, but not those of FIXED_OPTIONS."""
+"""Configuration of the consumer. `kafka.librdkafka_options` may replace these options, but neither FIXED_OPTIONS nor
+`isolation.level` (kafka_clients.for_reading)."""
 FIXED_OPTIONS: Mapping[str, str | int | float | bool] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -36,12 +37,12 @@ FIXED_OPTIONS: Mapping[str, str | int | float | bool] = {
     "auto.offset.reset": "error",
     "check.crcs": True,  # as Java's client does
     # The client fetches ahead, also beyond the end of a range. These options bound what it fetches in vain.
-    "fetch.max.bytes": 2 * 1024 * 1024,  # of all partitions in one fetch, compressed; a larger record comes alone
+    "fetch.max.bytes": 2 * 1024 * 1024,  # of all partitions in one fetch, compressed; a larger batch comes alone
     "fetch.message.max.bytes": 256 * 1024,  # of one partition in one fetch
     "queued.min.messages": 500,
     "queued.max.messages.kbytes": 16 * 1024,
-    "message.max.bytes": 1_000_000,  # the client requires that it is less than fetch.max.bytes, and uses it for nothing else
-    # Most bytes of a decompressed batch in zstd. A batch above this limit could never be read.
+    "message.max.bytes": 1_000_000,  # not more than fetch.max.bytes, or the client refuses to start
+    # Also the limit of a decompressed batch in zstd. A batch above this limit can never be read.
     "receive.message.max.bytes": 1_000_000_000,
 }
 """Configuration of the consumer that the reader relies on."""
@@ -55,14 +56,15 @@ LIST_EVERY_S = 600.0
 """Seconds after which a process lists the topics again. librdkafka forgets a topic's leaders 15 minutes after it listed the
 topic, and then needs up to a second to begin with the topic."""
 MAX_HEADERS = 100_000
-"""Most headers of a record. librdkafka gives none of the headers of a record with more."""
+"""If a record has more headers than this, librdkafka returns none of them."""
 UNREADABLE_HEADERS = (("\ufffd", b""),)
-"""The headers of a record that has a header whose name is not UTF-8: one with the name that Java's client gives such bytes."""
+"""Stands for all headers of a record that has a header whose name is not UTF-8. Because of U+FFFD, `attributes.require_utf8`
+rejects the record."""
 NO_RECORDS = "Kafka did not give the records of a task"
 """Beginning of the error when Kafka did not answer. kafka_outage recognises the error by it."""
 _headers: Callable[[Message], Any] = operator.methodcaller("headers")
 """Return the headers of a message. Raise SystemError if a header's name is not UTF-8: confluent_kafka then sets an error, and
-returns a list with a hole. Python notices the error in such a call from C, but not always in `message.headers()`."""
+returns a list with a hole. `methodcaller` calls from C, where Python checks for the error. A direct call may miss it."""
 _GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001  # their public names
 _PASSING = frozenset({
     KafkaError.BROKER_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH, KafkaError.KAFKA_STORAGE_ERROR,
@@ -71,7 +73,7 @@ _PASSING = frozenset({
     KafkaError.THROTTLING_QUOTA_EXCEEDED, KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT, KafkaError._TRANSPORT,  # noqa: SLF001
 })  # fmt: skip
-"""Errors of a partition after which librdkafka fetches again by itself."""
+"""Errors after which librdkafka tries again by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ class ReadingBounds:
     """The time limits of a task that reads from Kafka."""
 
     silence_s: float = 20.0
-    """Seconds without a record, after which the task fails. A change of leaders may take 9 s by Kafka's default."""
+    """Seconds without a record, after which the task fails. Longer than a change of leaders, which may take 9 s by default."""
     listing_s: float = 20.0
     """Seconds to wait for the list of topics."""
 
@@ -100,7 +102,7 @@ class ReadsRanges(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaReader:
-    """The job's ReadsRanges. All tasks of a worker process share a consumer."""
+    """The job's ReadsRanges. The tasks of a worker process use one consumer, one after another."""
 
     client: Client = field(repr=False)
     """Configuration of librdkafka, with the password."""
@@ -109,7 +111,7 @@ class KafkaReader:
     bounds: ReadingBounds = BOUNDS
 
     def __call__(self, ranges: Sequence[RecordRange], /) -> Iterator[list[Record]]:
-        """Yield the records of `ranges`. Without a range, only connect to Kafka, so that the next task need not."""
+        """Yield the records of `ranges`. Without a range, only connect and list the topics, so that the next task need not."""
         reader = process_state.EVENT_CONSUMERS.get(lambda: _RangeConsumer(self.client, self.bounds), self.client)
         try:
             for messages in reader.messages(ranges):
@@ -142,7 +144,7 @@ class _RangeConsumer:
         try:
             deadline = time.monotonic() + self._bounds.silence_s
             while unread:
-                # A single call of `consume` would wait for POLL_S, or for all of the records.
+                # `consume(500, POLL_S)` would wait for POLL_S, unless 500 records came.
                 polled = self._consumer.consume(1, POLL_S)
                 if polled:
                     polled += self._consumer.consume(RECORDS_AT_ONCE - 1, 0)
@@ -163,7 +165,7 @@ class _RangeConsumer:
         deadline = now + self._bounds.listing_s
         while True:
             try:
-                # In short steps, because no signal is handled within a call: a worker whose JVM is gone must end soon.
+                # In short steps: Python handles no signal during a call, and a worker whose JVM is gone must end soon.
                 self._topics = frozenset(self._consumer.list_topics(timeout=LISTING_STEP_S).topics)
                 break
             except KafkaException as exc:
@@ -173,14 +175,14 @@ class _RangeConsumer:
 
 
 class Unread:
-    """The part of some ranges that is not read yet. False when all is read. Does no I/O."""
+    """The part of some ranges that is not read yet. Its truth value is False when everything is read. Does no I/O."""
 
     def __init__(self, ranges: Sequence[RecordRange]) -> None:
         self._unread = {(found.topic, found.partition): [found.start, found.end] for found in ranges}
         """For each partition that is not read: the next offset, and the end of its range."""
         self._passed: set[tuple[str, int]] = set()
         self._error = ""
-        """The text of the last error from which librdkafka recovers by itself."""
+        """The text of the last error that did not end the task."""
 
     def __bool__(self) -> bool:
         return bool(self._unread)
@@ -188,9 +190,9 @@ class Unread:
     def take(self, polled: Sequence[Message]) -> list[Message]:
         """Return the messages that are in the ranges, and note how far the partitions are read now.
 
-        A range is read when its last offset has come, or a later offset, or the end of the partition: transactions and
-        compaction leave offsets without a record. A message that came before is left out. Raise TopicUnreadable if a partition
-        cannot be read.
+        A range is read when one of these has come: its last offset, a later offset, or the end of the partition at or behind
+        the range's end. Transactions and compaction leave offsets without a record. A message that came already is left out.
+        Raise TopicUnreadable if a partition cannot be read.
         """
         wanted = []
         for message in polled:
@@ -210,7 +212,7 @@ class Unread:
         return wanted
 
     def drain_passed(self) -> list[TopicPartition]:
-        """Return the partitions of which a message behind the range has come since the last call: fetching more is in vain."""
+        """Return the partitions of which a message behind the range has come since the last call: fetching more is useless."""
         passed, self._passed = self._passed, set()
         return [TopicPartition(*place) for place in passed]
 
@@ -223,7 +225,7 @@ class Unread:
     def _note(self, error: KafkaError, place: tuple[str, int], offset: int) -> None:
         span = self._unread.get(place)
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
-            # Before the range's end, the broker that answers has not got all of the records yet.
+            # A partition that ends before the range's end: this broker lags, so wait.
             if span is not None and offset >= span[1]:
                 del self._unread[place]
         elif span is None or error.code() in _PASSING:
@@ -234,7 +236,7 @@ class Unread:
                 f"partition {place[1]} of topic {place[0]} cannot be read from offset {span[0]} on: {error.str()}. Check the "
                 "job's right to read the topic, and the brokers' logs. Steps: docs/operations.md#fanoutabsent-fanoutnotready"
             )
-        elif span[0] <= offset < span[1]:  # else the client has fetched ahead, for an earlier range
+        elif span[0] <= offset < span[1]:  # another offset was fetched ahead, for an earlier range
             raise errors.TopicUnreadable(
                 f"partition {place[1]} of topic {place[0]} no longer has the records from offset {span[0]} to {span[1] - 1}: "
                 "they expired or were deleted before they were read, or the topic was deleted and created again. With the job "

@@ -23,4 +23,4 @@ def test_fewer_tenants_than_endpoints_are_refused():
 def test_a_spike_that_needs_no_executor_is_named():
     """Regression: the simulation ended with StopIteration."""
     with pytest.raises(typer.BadParameter, match="never requests more executors: choose another load with --base-per-s"):
-        simulated_days.run(simulated_days.ScalingScenario(base_per_s=10, days=1))
+        simulated_days.run(simulated_days.ScalingScenario(base_per_s=10, days=0.25))

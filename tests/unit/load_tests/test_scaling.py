@@ -4,7 +4,7 @@ import orjson
 
 from load_tests.scaling import scaling_plots, simulated_days, simulation
 
-SCENARIO = simulated_days.ScalingScenario(days=1, spikes_a_day=2)
+SCENARIO = simulated_days.ScalingScenario(days=0.25)
 
 
 def test_the_same_seed_gives_the_same_figures_and_the_same_plot(tmp_path):
