@@ -6,7 +6,7 @@ import uuid
 import pytest
 from confluent_kafka import Producer
 
-from delivery.config import kafka_clients, settings
+from delivery.config import kafka_clients
 from delivery.stages.kafka import completed_reader, topics
 from delivery.webhooks.results import completed_work as decided
 from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
@@ -14,11 +14,6 @@ from delivery.webhooks.results.log_entries import AttemptEntry
 from tests.support import records
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def connection(kafka):
-    return settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 
 @pytest.fixture

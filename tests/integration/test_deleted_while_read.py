@@ -8,16 +8,11 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from delivery import errors
-from delivery.config import kafka_clients, settings
+from delivery.config import kafka_clients
 from delivery.stages.kafka import bounded_reader, completed_reader, topics
 from fanout.kafka import topic_scanner
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def connection(kafka):
-    return settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 
 @pytest.fixture

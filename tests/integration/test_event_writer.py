@@ -25,11 +25,6 @@ pytestmark = pytest.mark.integration
 HEADERS = (("trace", b"a"), ("content-type", b"application/cloudevents+json"))
 
 
-@pytest.fixture
-def connection(kafka):
-    return settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
-
-
 def writer(connection):
     return event_writer.to(kafka_clients.for_librdkafka(connection))
 

@@ -29,11 +29,6 @@ def _new_process():
 
 
 @pytest.fixture
-def connection(kafka):
-    return settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
-
-
-@pytest.fixture
 def topic(connection):
     """A topic with three partitions."""
     name = f"events.read-{uuid.uuid4().hex[:8]}"

@@ -7,7 +7,7 @@ import confluent_kafka
 import pytest
 
 from delivery import errors
-from delivery.config import kafka_clients, settings
+from delivery.config import kafka_clients
 from delivery.stages.kafka import sink, topics
 from delivery.webhooks.results import dead_letter_records
 from delivery.webhooks.results.topic_rows import TopicRow
@@ -15,11 +15,6 @@ from tests.support import sinks
 
 pytestmark = pytest.mark.integration
 READ_S = 20
-
-
-@pytest.fixture
-def connection(kafka):
-    return settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from delivery.stages.kafka.offset_ranges import RecordRange
 from delivery.stages.tasks import arrow, deliver_events
 
 NUMBER = pa.RecordBatch.from_arrays([arrow.numbers([0])], names=["id"])
-"""What Spark passes to a task: the number of its assignment."""
+"""Spark passes this Arrow batch to a task. It has the number of the task's assignment."""
 PARTITIONS = 7
 
 
 def task(tools, source, chunks):
-    """Yield what a task of the direct lane yields. `chunks` has what it reads: lists of records."""
+    """Run a task of the direct lane that reads `chunks`, which are lists of records. Yield the task's Arrow batches."""
     deliver = deliver_events.DeliverAssignment(assignments=[()], tools=tools, source=source, read=lambda _: iter(chunks))
     yield from deliver([NUMBER])
 

@@ -36,7 +36,7 @@ FIXED_OPTIONS: Mapping[str, str | int | float | bool] = {
     # A record that Kafka no longer holds is a lost event, so the task fails.
     "auto.offset.reset": "error",
     "check.crcs": True,  # as Java's client does
-    # The client fetches ahead, also beyond the end of a range. These options bound what it fetches in vain.
+    # The client fetches ahead, also beyond the end of a range. These options bound the bytes that it throws away.
     "fetch.max.bytes": 2 * 1024 * 1024,  # of all partitions in one fetch, compressed; a larger batch comes alone
     "fetch.message.max.bytes": 256 * 1024,  # of one partition in one fetch
     "queued.min.messages": 500,

@@ -1,4 +1,4 @@
-"""Which offsets a micro-batch reads, by Spark's plan; and how they are divided among tasks. Without Spark."""
+"""PlannedOffsets returns the offset ranges of Spark's plan, and `divided` gives each task its share. Without Spark."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""What of a poll a task takes, when a range is read, and what it does where Kafka does not give a record. Without Kafka."""
+"""Unread takes the records of ranges from each poll, knows which ranges are read, and fails on a lost record. No Kafka."""
 
 import dataclasses
 
