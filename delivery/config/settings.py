@@ -73,7 +73,7 @@ class KafkaSettings(Area):
     """PEM file with the client's private key, in PKCS#8 and without a password, and its certificates, for mutual TLS."""
     spark_options: dict[str, SecretStr] = {}
     """Any other option of the Java client, which Spark uses. Passed on with the prefix `kafka.` (`spark_options."client.rack" =
-    "a"`). `isolation.level` also holds for the tasks of the direct lane, which read with librdkafka. Never shown."""
+    "a"`). `isolation.level` also holds for tasks that read with librdkafka. Never shown."""
     librdkafka_options: dict[str, SecretStr] = {}
     """Any other option of librdkafka, the client of the workers and of all processes beside Spark. Never shown."""
 
@@ -351,8 +351,8 @@ class MetricsSettings(Area):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of `/metrics`, `/healthz` and `/readyz`; 0 serves none."""
     host: str = "127.0.0.1"
-    """Address to serve on. In a container `0.0.0.0`, or `::` for IPv6, and for IPv4 too where the system lets one socket take
-    both."""
+    """Address to serve on. In a container, set `0.0.0.0` (IPv4) or `::` (IPv6). `::` serves IPv4 too if the system lets one
+    socket take both."""
     lag_interval_s: Seconds = 10
     """Time between two requests to Kafka for the lag; with scaling, `scaling.interval_s` holds instead."""
     stalled_after_s: Seconds = 300

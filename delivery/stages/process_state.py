@@ -43,7 +43,8 @@ RESULT_PRODUCERS = Kept()
 (`kafka.sink`). A writer forgets all of these producers when a row could not be written. Otherwise they end with the process."""
 EVENT_CONSUMERS = Kept()
 """In a worker: the Kafka consumer for events, one for each configuration of librdkafka. Made and used by tasks of the direct
-lane (`kafka.record_reader`). A task that fails forgets these consumers. Otherwise they end with the process."""
+lane and the batch lane (`kafka.record_reader`). A task that fails forgets these consumers. Otherwise they end with the
+process."""
 EVENT_PRODUCERS = Kept()
 """In a worker: the Kafka producer for the events of batch records, one for each configuration of librdkafka. Made, used and
 forgotten by `kafka.event_writer`, which forgets them when an event could not be written."""

@@ -21,6 +21,7 @@ FAST_RESULTS = Topics(
 )
 ENDPOINT = Outside("the customer's endpoint")
 SOURCE = Code(("delivery.stages.kafka.topic_source",))
+PLANNED = Code(("delivery.stages.kafka.topic_source", "delivery.stages.kafka.offset_ranges"))
 SINK = Code(("delivery.webhooks.results.topic_rows", "delivery.stages.kafka.sink"), "results become rows, Kafka confirms them")
 WAKEUPS = Code(("delivery.stages.lanes.stateful", "delivery.stages.kafka.wakeups"))
 
@@ -42,7 +43,7 @@ REALTIME_QUERY = "delivery.stages.realtime.realtime_query"
 DIRECT = Picture(
     boxes={
         "topics": EVENTS,
-        "source": Code(("delivery.stages.kafka.topic_source", "delivery.stages.kafka.offset_ranges")),
+        "source": PLANNED,
         "registry": Code(("delivery.stages.registry",), "broadcast and changes"),
         "task": Code(
             ("delivery.stages.kafka.record_reader", "delivery.stages.tasks.deliver_events", TASK_CONTEXT),
@@ -77,9 +78,16 @@ BATCH = Picture(
     boxes={
         "topics": EVENTS,
         "ticks": Topics(("batch.ticks_topic",)),
-        "source": SOURCE,
+        "source": PLANNED,
         "delta": Code(("delivery.stages.registry.task_delta",), "changes of the registry"),
-        "collect": Code(("delivery.stages.tasks.collect_segments", "delivery.webhooks.lanes.batch_collect")),
+        "collect": Code(
+            (
+                "delivery.stages.kafka.record_reader",
+                "delivery.stages.tasks.collect_segments",
+                "delivery.webhooks.lanes.batch_collect",
+            ),
+            "fetch the records, collect them by shard",
+        ),
         "shard": Code(("delivery.stages.tasks.batch_shard", "delivery.webhooks.batching"), "state in RocksDB"),
         "deliver": Code(("delivery.stages.tasks.deliver_batches", "delivery.webhooks.lanes.batch_lane")),
         "endpoint": ENDPOINT,
@@ -88,9 +96,9 @@ BATCH = Picture(
         "wakeups": WAKEUPS,
     },
     arrows=(
-        passes("topics", "source", "Kafka", "delivery.stages.kafka.topic_source"),
+        passes("topics", "source", "Kafka", "delivery.stages.kafka.topic_source", "offsets"),
         passes("ticks", "source", "Kafka", "delivery.stages.kafka.topic_source"),
-        passes("source", "collect", "Spark", BATCH_QUERY),
+        passes("source", "collect", "Spark", BATCH_QUERY, "offset ranges"),
         passes("delta", "collect", "Spark", BATCH_QUERY),
         passes("collect", "shard", "Spark", BATCH_QUERY, "segments, shuffled by shard"),
         passes("shard", "deliver", "Spark", BATCH_QUERY, "batches that leave"),

@@ -103,7 +103,7 @@ class Stuck(sinks.Nowhere):
         threading.Event().wait()
 
 def rows():
-    yield assignments.NUMBER
+    yield assignments.numbered(0)
     sys.stdin.read()  # as Spark's worker waits for its JVM
     raise EOFError
 

@@ -1,4 +1,4 @@
-"""A task of the direct lane gets exactly the records of its offset ranges from Kafka, or fails and says why."""
+"""A task gets exactly the records of its offset ranges from Kafka, or fails and says why."""
 
 import random
 import time
@@ -36,10 +36,10 @@ def topic(connection):
     return name
 
 
-def reader(connection, *, with_keys=False, silence_s=20.0):
+def reader(connection, *, silence_s=20.0, **options):
     bounds = record_reader.ReadingBounds(silence_s=silence_s, listing_s=silence_s)
     client = tuple(sorted(kafka_clients.for_reading(connection).items()))
-    return record_reader.KafkaReader(client=client, with_keys=with_keys, bounds=bounds)
+    return record_reader.KafkaReader(client=client, bounds=bounds, **options)
 
 
 @pytest.fixture
@@ -69,6 +69,32 @@ def test_a_record_comes_with_all_that_kafka_has_of_it(connection, write, topic):
     assert read(reader(connection, with_keys=True), RecordRange(topic, 0, 0, 3)) == expected
     without = [record._replace(key=None) for record in expected]
     assert read(reader(connection), RecordRange(topic, 0, 0, 3)) == without
+
+
+class WatchedOrder(record_reader.RangeOrder):
+    """Keeps in `peak` the most bytes that waited."""
+
+    peak = 0
+
+    def release(self, taken, unread):
+        ready = super().release(taken, unread)
+        WatchedOrder.peak = max(WatchedOrder.peak, self._bytes)
+        return ready
+
+
+def test_records_in_order_come_range_by_range_and_few_wait_in_memory(connection, write, topic, monkeypatch):
+    """With a large backlog the reader leaves the later ranges for a while, and takes them up again."""
+    monkeypatch.setattr(record_reader, "RangeOrder", WatchedOrder)
+    sizes = {0: 4000, 1: 200, 2: 4000}
+    for partition, count in sizes.items():
+        write(topic, [bytes([partition]) * 5000] * count, partition)
+    ranges = [RecordRange(topic, partition, 10, sizes[partition]) for partition in (2, 1, 0)]
+    expected = [(partition, offset) for partition in (2, 1, 0) for offset in range(10, sizes[partition])]
+    reads = reader(connection, in_order=True)
+    assert offsets(reads, *ranges) == expected
+    assert offsets(reads, *ranges[::-1]) == sorted(expected)
+    one_poll = 5500 * record_reader.RECORDS_AT_ONCE
+    assert record_reader.MAX_HELD_BYTES < WatchedOrder.peak < record_reader.MAX_HELD_BYTES + one_poll
 
 
 def test_tasks_of_one_process_get_each_record_once_beside_a_growing_backlog(connection, write, topic):

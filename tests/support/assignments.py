@@ -1,4 +1,4 @@
-"""Run tasks of the direct lane as Spark does, with records that are made in place of Kafka."""
+"""Run tasks that read records as Spark does, with records that are made in place of Kafka."""
 
 from dataclasses import dataclass
 
@@ -6,17 +6,34 @@ import pyarrow as pa
 
 from delivery.model import Record
 from delivery.stages.kafka.offset_ranges import RecordRange
-from delivery.stages.tasks import arrow, deliver_events
+from delivery.stages.tasks import arrow, collect_segments, deliver_events
 
-NUMBER = pa.RecordBatch.from_arrays([arrow.numbers([0])], names=["id"])
-"""Spark passes this Arrow batch to a task. It has the number of the task's assignment."""
 PARTITIONS = 7
+
+
+def numbered(number):
+    """Return the Arrow batch that Spark passes to a task. It has the number of the task's assignment."""
+    return pa.RecordBatch.from_arrays([arrow.numbers([number])], names=["id"])
 
 
 def task(tools, source, chunks):
     """Run a task of the direct lane that reads `chunks`, which are lists of records. Yield the task's Arrow batches."""
     deliver = deliver_events.DeliverAssignment(assignments=[()], tools=tools, source=source, read=lambda _: iter(chunks))
-    yield from deliver([NUMBER])
+    yield from deliver([numbered(0)])
+
+
+def routing_task(tools, source, chunks, direct_from, number=0):
+    """Run the task of the batch lane with this number: it reads `chunks`, for the shards 1 and 2. Return its Arrow batches."""
+    route = collect_segments.RouteAssignment(
+        tools=tools,
+        source=source,
+        read=lambda _: iter(chunks),
+        ranges_of=lambda _: (),
+        shard_keys=(1, 2),
+        immediate_flush_s=1.0,
+        direct_from=direct_from,
+    )
+    return list(route([numbered(number)]))
 
 
 @dataclass(frozen=True)
@@ -24,11 +41,13 @@ class MadeRecords:
     """Makes the records of ranges of PARTITIONS partitions, which have `values` in turn, again and again."""
 
     values: tuple[bytes, ...]
+    at_ms: int = 0
+    """Time at which Kafka appended the records."""
 
     def __call__(self, ranges):
         for found in ranges:
             yield [
-                Record(*found[:2], offset, offset, self.values[(offset * PARTITIONS + found.partition) % len(self.values)])
+                Record(*found[:2], offset, self.at_ms, self.values[(offset * PARTITIONS + found.partition) % len(self.values)])
                 for offset in range(found.start, found.end)
             ]
 

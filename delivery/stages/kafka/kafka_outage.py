@@ -29,7 +29,7 @@ _KAFKA_OUTAGE = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable|LeaderNotAvailable)Exception"
     r"|No resolvable bootstrap urls"  # the host name disappears with a container or a headless service
     r"|TimeoutException: Cannot fetch record"  # raised by Spark's consumer in a task
-    rf"|KafkaUnavailable: {record_reader.NO_RECORDS}"  # raised by a task of the direct lane
+    rf"|KafkaUnavailable: {record_reader.NO_RECORDS}"  # raised by a task of the direct or the batch lane
     r"|Local: (Message timed out|Broker transport failure|All broker connections are down)"  # raised by librdkafka
 )
 

@@ -1,16 +1,21 @@
-"""Find the offset ranges of the direct lane's present micro-batch, as Spark has planned them, and divide them among tasks.
+"""Find the offset ranges of a lane's present micro-batch, as Spark has planned them, divide them among tasks, and send them.
 
-Runs on the driver. On the executors only RecordRange is used. Spark's Kafka source chooses the offsets of a micro-batch, and
-Spark writes them to the checkpoint before the micro-batch runs. The lane's tasks read these records themselves (docs/adr/0053).
+Used by the direct lane and the batch lane. Runs on the driver. The executors use only RecordRange and `received`. Spark's Kafka
+source chooses the offsets of a micro-batch, and Spark writes them to the checkpoint before the micro-batch runs. The lane's
+tasks read these records themselves (docs/adr/0053).
 """
 
 from __future__ import annotations
 
+import base64
 import heapq
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+from pyspark import SparkContext, TaskContext
 from pyspark.sql import SparkSession
 
 from delivery import errors
@@ -22,6 +27,10 @@ _ENTRY = re.compile(r"\(([\w.-]+)-(\d+),(-?\d+)\)")
 """A partition and its offset, as Scala writes a pair of a Kafka TopicPartition and a number."""
 PARTITION_COST = 4
 """One more partition costs a task as much as this many records."""
+PROPERTY = "fanout.offset_ranges"
+"""Name of the local property of Spark with the ranges of all tasks of a micro-batch. Spark copies the local properties of the
+thread that runs a micro-batch to each task. Each task gets all ranges: those of 1,000 partitions have about 10 kB."""
+_encoder = msgspec.msgpack.Encoder()
 
 
 class RecordRange(NamedTuple):
@@ -33,6 +42,9 @@ class RecordRange(NamedTuple):
     """The first offset."""
     end: int
     """The offset after the last one."""
+
+
+_decoder = msgspec.msgpack.Decoder(list[list[RecordRange]])
 
 
 class PlannedOffsets:
@@ -76,12 +88,36 @@ def _entries(offsets: Any) -> Iterable[tuple[tuple[str, int], int]]:
 def divided(ranges: Sequence[RecordRange], tasks: int) -> tuple[tuple[RecordRange, ...], ...]:
     """Return the ranges of each task, of at most `tasks` tasks with about equal loads. Each task gets at least one range.
 
-    Each partition is read by exactly one task.
+    Each partition is read by exactly one task. The same ranges and number of tasks always give the same result.
     """
     parts: list[list[RecordRange]] = [[] for _ in range(min(tasks, len(ranges)))]
     loads = [(0, number) for number in range(len(parts))]
-    for found in sorted(ranges, key=lambda found: found.start - found.end):
+    for found in sorted(ranges, key=lambda found: (found.start - found.end, found)):
         load, number = loads[0]
         parts[number].append(found)
         heapq.heapreplace(loads, (load + found.end - found.start + PARTITION_COST, number))
     return tuple(map(tuple, parts))
+
+
+def send(context: SparkContext, assignments: Sequence[Sequence[RecordRange]]) -> None:
+    """Send the ranges of each task to the tasks of this micro-batch. For a plan whose closure is fixed (`received`).
+
+    Called inside the function of `foreachBatch`, on the thread on which Spark calls that function.
+    """
+    context.setLocalProperty(PROPERTY, base64.b64encode(zlib.compress(_encoder.encode(assignments), 1)).decode())
+
+
+def received(number: int) -> list[RecordRange]:
+    """Return the ranges of the task with this number, as `send` sent them. A task beyond their number gets none.
+
+    Raise RuntimeError if the driver sent no ranges to this micro-batch.
+    """
+    context = TaskContext.get()
+    sent = None if context is None else context.getLocalProperty(PROPERTY)
+    if sent is None:
+        raise RuntimeError(
+            "this task has no offset ranges, so the task fails: foreachBatch did not start its micro-batch. Send this "
+            "traceback to the maintainers of the platform"
+        )
+    assignments = _decoder.decode(zlib.decompress(base64.b64decode(sent)))
+    return assignments[number] if number < len(assignments) else []

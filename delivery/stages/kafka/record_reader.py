@@ -1,4 +1,4 @@
-"""Read the records of offset ranges from Kafka, in the tasks of the direct lane.
+"""Read the records of offset ranges from Kafka, in the tasks of the direct lane and the batch lane.
 
 Runs in the executors' Python workers. Must not import the settings, for the reason in delivery.stages.kafka.sink.
 Guarantee: a task gets every record of its ranges that Kafka holds, or fails.
@@ -6,9 +6,10 @@ Guarantee: a task gets every record of its ranges that Kafka holds, or fails.
 
 from __future__ import annotations
 
+import collections
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -52,6 +53,10 @@ LISTING_STEP_S = 1.0
 """Seconds for which one request for the list of topics waits."""
 RECORDS_AT_ONCE = 500
 """Most records of one poll."""
+MAX_HELD_BYTES = 8 * 1024 * 1024
+"""Most bytes of records that wait for those of an earlier range. With more, the reader fetches only the earliest range."""
+RECORD_BYTES = 500
+"""Bytes that a record counts besides its value and its headers."""
 LIST_EVERY_S = 600.0
 """Seconds after which a process lists the topics again. librdkafka forgets a topic's leaders 15 minutes after it listed the
 topic, and then needs up to a second to begin with the topic."""
@@ -62,6 +67,8 @@ UNREADABLE_HEADERS = (("\ufffd", b""),)
 rejects the record."""
 NO_RECORDS = "Kafka did not give the records of a task"
 """Beginning of the error when Kafka did not answer. kafka_outage recognises the error by it."""
+Place = tuple[str, int]
+"""A topic, and the number of a partition."""
 _headers: Callable[[Message], Any] = operator.methodcaller("headers")
 """Return the headers of a message. Raise SystemError if a header's name is not UTF-8: confluent_kafka then sets an error, and
 returns a list with a hole. `methodcaller` calls from C, where Python checks for the error. A direct call may miss it."""
@@ -94,7 +101,7 @@ class ReadsRanges(Protocol):
     """A function that reads offset ranges in a task. Survives pickling."""
 
     def __call__(self, ranges: Sequence[RecordRange], /) -> Iterator[list[Record]]:
-        """Yield the records of `ranges`, those of each partition in the order of their offsets.
+        """Yield the records of `ranges`, each with another partition. Those of a partition are in the order of their offsets.
 
         Raise KafkaUnavailable if Kafka does not answer, and TopicUnreadable if it does not give records of a range.
         """
@@ -106,24 +113,26 @@ class KafkaReader:
 
     client: Client = field(repr=False)
     """Configuration of librdkafka, with the password."""
-    with_keys: bool
+    with_keys: bool = False
     """True: the records get their keys."""
+    in_order: bool = False
+    """True: all records of a range come before the records of the next one, so a task that runs again gets the same order.
+    False: a record comes as soon as Kafka has sent it."""
     bounds: ReadingBounds = BOUNDS
 
     def __call__(self, ranges: Sequence[RecordRange], /) -> Iterator[list[Record]]:
         """Yield the records of `ranges`. Without a range, only connect and list the topics, so that the next task need not."""
         reader = process_state.EVENT_CONSUMERS.get(lambda: _RangeConsumer(self.client, self.bounds), self.client)
         try:
-            for messages in reader.messages(ranges):
-                yield [record_of(message, with_key=self.with_keys) for message in messages]
+            yield from reader.records(ranges, with_keys=self.with_keys, in_order=self.in_order)
         except Exception:
             process_state.EVENT_CONSUMERS.clear()  # the next task connects anew
             raise
 
 
-def to(client: Mapping[str, str | int | float | bool], *, with_keys: bool) -> KafkaReader:
+def to(client: Mapping[str, str | int | float | bool], *, with_keys: bool = False, in_order: bool = False) -> KafkaReader:
     """Return a reader that connects to Kafka with `client`, the options that kafka_clients.for_reading returns."""
-    return KafkaReader(client=tuple(sorted(client.items())), with_keys=with_keys)
+    return KafkaReader(client=tuple(sorted(client.items())), with_keys=with_keys, in_order=in_order)
 
 
 class _RangeConsumer:
@@ -136,27 +145,52 @@ class _RangeConsumer:
         self._list_at = 0.0
         """When the topics are listed again, in monotonic seconds."""
 
-    def messages(self, ranges: Sequence[RecordRange]) -> Iterator[list[Message]]:
-        """Yield the messages of `ranges`. Raise the errors of ReadsRanges."""
+    def records(self, ranges: Sequence[RecordRange], *, with_keys: bool, in_order: bool) -> Iterator[list[Record]]:
+        """Yield the records of `ranges`, with `in_order` in the order of the ranges. Raise the errors of ReadsRanges."""
         self._list_topics({found.topic for found in ranges})
         unread = Unread(ranges)
-        self._consumer.assign([TopicPartition(found.topic, found.partition, found.start) for found in ranges])
+        self._consumer.assign(unread.next_offsets())
         try:
-            deadline = time.monotonic() + self._bounds.silence_s
-            while unread:
-                # `consume(500, POLL_S)` would wait for POLL_S, unless 500 records came.
-                polled = self._consumer.consume(1, POLL_S)
-                if polled:
-                    polled += self._consumer.consume(RECORDS_AT_ONCE - 1, 0)
-                if messages := unread.take(polled):
-                    yield messages
-                    deadline = time.monotonic() + self._bounds.silence_s
-                elif time.monotonic() > deadline:
-                    raise errors.KafkaUnavailable(f"{NO_RECORDS}: {unread.explain()}. Check the brokers")
-                if unread and (passed := unread.drain_passed()):
-                    self._consumer.incremental_unassign(passed)
+            taken = self._taken(unread, with_keys=with_keys)
+            for records in self._in_order(taken, unread, RangeOrder(ranges)) if in_order else taken:
+                if records:
+                    yield records
         finally:
             self._consumer.unassign()
+
+    def _taken(self, unread: Unread, *, with_keys: bool) -> Iterator[list[Record]]:
+        """Yield the records of each poll that are in the ranges, perhaps none, until everything is read."""
+        deadline = time.monotonic() + self._bounds.silence_s
+        while unread:
+            # `consume(500, POLL_S)` would wait for POLL_S, unless 500 records came.
+            polled = self._consumer.consume(1, POLL_S)
+            if polled:
+                polled += self._consumer.consume(RECORDS_AT_ONCE - 1, 0)
+            messages = unread.take(polled)
+            yield [record_of(message, with_key=with_keys) for message in messages]
+            if messages:
+                deadline = time.monotonic() + self._bounds.silence_s
+            elif time.monotonic() > deadline:
+                raise errors.KafkaUnavailable(f"{NO_RECORDS}: {unread.explain()}. Check the brokers")
+            if unread and (passed := unread.drain_passed()):
+                self._consumer.incremental_unassign(passed)
+
+    def _in_order(self, taken: Iterable[list[Record]], unread: Unread, order: RangeOrder) -> Iterator[list[Record]]:
+        """Yield the records of `taken` in the order of the ranges. While too many wait, fetch only the earliest range."""
+        fetched = None
+        """The only partition that is fetched; None: all partitions with unread records are."""
+        for records in taken:
+            yield order.release(records, unread)
+            if not unread or (fetched is None and not order.is_full):
+                continue
+            earliest, *others = unread.next_offsets()
+            if fetched is None:
+                self._consumer.incremental_unassign(others)
+            elif not order.is_full:
+                self._consumer.incremental_assign(others if earliest == fetched else [earliest, *others])
+            elif earliest != fetched:
+                self._consumer.incremental_assign([earliest])
+            fetched = earliest if order.is_full else None
 
     def _list_topics(self, wanted: set[str]) -> None:
         now = time.monotonic()
@@ -180,12 +214,19 @@ class Unread:
     def __init__(self, ranges: Sequence[RecordRange]) -> None:
         self._unread = {(found.topic, found.partition): [found.start, found.end] for found in ranges}
         """For each partition that is not read: the next offset, and the end of its range."""
-        self._passed: set[tuple[str, int]] = set()
+        self._passed: set[Place] = set()
         self._error = ""
         """The text of the last error that did not end the task."""
 
     def __bool__(self) -> bool:
         return bool(self._unread)
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._unread
+
+    def next_offsets(self) -> list[TopicPartition]:
+        """Return the partitions that are not read, in the order of the ranges, each with its next offset."""
+        return [TopicPartition(*place, span[0]) for place, span in self._unread.items()]
 
     def take(self, polled: Sequence[Message]) -> list[Message]:
         """Return the messages that are in the ranges, and note how far the partitions are read now.
@@ -222,7 +263,7 @@ class Unread:
         others = f" and {len(self._unread) - 1} other partitions" if len(self._unread) > 1 else ""
         return f"partition {partition} of topic {topic} from offset {offset}{others}" + (self._error and f" ({self._error})")
 
-    def _note(self, error: KafkaError, place: tuple[str, int], offset: int) -> None:
+    def _note(self, error: KafkaError, place: Place, offset: int) -> None:
         span = self._unread.get(place)
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
             # A partition that ends before the range's end: this broker lags, so wait.
@@ -242,6 +283,48 @@ class Unread:
                 "they expired or were deleted before they were read, or the topic was deleted and created again. With the job "
                 "stopped, `fanout accept-loss` lists what is lost"
             )
+
+
+class RangeOrder:
+    """Put the records of several ranges into the order of the ranges. Does no I/O."""
+
+    def __init__(self, ranges: Sequence[RecordRange], *, max_bytes: int = MAX_HELD_BYTES) -> None:
+        self._places = collections.deque((found.topic, found.partition) for found in ranges)
+        """The ranges that are not released whole."""
+        self._held: dict[Place, list[Record]] = collections.defaultdict(list)
+        """The records that wait, by range."""
+        self._bytes = 0
+        self._max_bytes = max_bytes
+        self.is_full = False
+        """True: more than `max_bytes` wait, or more than half of it since then."""
+
+    def release(self, taken: Iterable[Record], unread: Unread) -> list[Record]:
+        """Return the records before which none is missing: of those that waited, and of `taken`. The others wait.
+
+        `unread` has taken these records. Not called again after all ranges are read.
+        """
+        first, ready = self._places[0], []
+        for record in taken:
+            place = (record.topic, record.partition)
+            if place == first:
+                ready.append(record)
+            else:
+                self._held[place].append(record)
+                self._bytes += _size(record)
+        while first not in unread:
+            self._places.popleft()
+            if not self._places:
+                break
+            first = self._places[0]
+            waited = self._held.pop(first, [])
+            self._bytes -= sum(map(_size, waited))
+            ready += waited
+        self.is_full = self._bytes > (self._max_bytes // 2 if self.is_full else self._max_bytes)
+        return ready
+
+
+def _size(record: Record) -> int:
+    return RECORD_BYTES + len(record.value or b"") + sum(len(name) + len(value) for name, value in record.headers)
 
 
 def record_of(message: Message, *, with_key: bool = False) -> Record:

@@ -44,16 +44,18 @@ def read(
 ) -> DataFrame:
     """Return the stream of records on the topics of `source.topic_pattern`, and on the topic `beside`, if one is named.
 
-    Topics that are created later are included. A micro-batch has at most about `at_most` records: Spark takes at least one
-    record of each partition with records. `without_realtime` leaves out the topics of the real-time lane. `without` names
-    further topics to leave out.
+    Spark plans and commits the offsets of the stream. It reads no record, because the tasks do (`record_reader`). Topics that
+    are created later are included. A micro-batch has at most about `at_most` records: Spark takes at least one record of each
+    partition with records. `without_realtime` leaves out the topics of the real-time lane. `without` names further topics to
+    leave out.
     """
     wanted = whole(source.topic_pattern, *([re.escape(beside)] if beside else []))
     if without_realtime and source.realtime_pattern:
         wanted = f"^(?!(?:{source.realtime_pattern})$)(?:{wanted})"
     if without:
         wanted = f"^(?!(?:{'|'.join(map(re.escape, sorted(without)))})$)(?:{wanted})"
-    return _events(spark, kafka, {"subscribePattern": wanted, "maxOffsetsPerTrigger": str(at_most)}, source)
+    options = {"subscribePattern": wanted, "maxOffsetsPerTrigger": str(at_most)}
+    return _stream(spark, kafka, {"startingOffsets": source.starting_offsets, **options})
 
 
 def read_realtime(
@@ -69,22 +71,7 @@ def read_realtime(
         options["kafka.fetch.max.wait.ms"] = REALTIME_FETCH_WAIT_MS
     else:
         options["maxOffsetsPerTrigger"] = str(at_most)
-    return _events(spark, kafka, options, source)
-
-
-def is_realtime(source: settings.SourceSettings, topic: str) -> bool:
-    """Return True if a topic belongs to the real-time lane: `realtime_pattern` and `topic_pattern` of `source` match it."""
-    return (
-        bool(source.realtime_pattern)
-        and topic_pattern.matches(source.realtime_pattern, topic)
-        and topic_pattern.matches(source.topic_pattern, topic)
-    )
-
-
-def _events(
-    spark: SparkSession, kafka: settings.KafkaSettings, options: dict[str, str], source: settings.SourceSettings
-) -> DataFrame:
-    options = {"startingOffsets": source.starting_offsets, "includeHeaders": "true", **options}
+    options |= {"startingOffsets": source.starting_offsets, "includeHeaders": "true"}
     return _stream(spark, kafka, options).select(
         "topic",
         "partition",
@@ -95,6 +82,15 @@ def _events(
         # JVM's CPU (docs/benchmarks/). Most records have no headers.
         F.to_json("headers").alias("headers"),
         *(["key"] if source.batch_records == "taken_apart" else []),  # the records of a batch's events get the batch's key
+    )
+
+
+def is_realtime(source: settings.SourceSettings, topic: str) -> bool:
+    """Return True if a topic belongs to the real-time lane: `realtime_pattern` and `topic_pattern` of `source` match it."""
+    return (
+        bool(source.realtime_pattern)
+        and topic_pattern.matches(source.realtime_pattern, topic)
+        and topic_pattern.matches(source.topic_pattern, topic)
     )
 
 

@@ -10,11 +10,11 @@ import time
 
 from pyspark.sql import DataFrame, SparkSession
 
-from delivery.config import settings
+from delivery.config import kafka_clients, settings
 from delivery.observability import health
 from delivery.stages.checkpoint import paused_topics
 from delivery.stages.checkpoint.offset_log import Positions
-from delivery.stages.kafka import topic_source
+from delivery.stages.kafka import offset_ranges, record_reader, topic_source
 from delivery.stages.lanes import lane_context
 from delivery.stages.lanes.lane_context import Acquire, LaneContext
 from delivery.stages.lanes.stateful import StatefulLane
@@ -52,6 +52,13 @@ class BatchQuery(StatefulLane):
     ) -> None:
         super().__init__(config, spark, acquire, stop, context)
         self._direct_from = direct_from
+        for name, value in collect_segments.PRUNED_SOURCE.items():
+            self._spark.conf.set(name, value)
+        self._planned_offsets = offset_ranges.PlannedOffsets(self._spark, self.NAME)
+        # In the order of the ranges, so that a micro-batch that runs again puts the same events into each batch.
+        self._read = record_reader.to(kafka_clients.for_reading(config.kafka), in_order=True)
+        self._records: dict[int, int] = {}
+        """Number of handled records of each committed micro-batch that Spark has not reported yet, with the wake-ups."""
 
     @staticmethod
     def area_of(config: settings.Settings) -> settings.BatchSettings:
@@ -72,7 +79,14 @@ class BatchQuery(StatefulLane):
 
     def _run_query(self, watch: health.Watch, *, once: bool) -> None:
         self._paused = lane_context.paused_topics_of(self._config, self._spark, self.NAME, watch, self._stop)
-        self._run(self._planned, self._handle, watch, once=once, paused=self._paused)
+        self._run(
+            self._planned,
+            self._handle,
+            watch,
+            once=once,
+            paused=self._paused,
+            records_of=lambda batch_id: self._records.pop(batch_id, 0),
+        )
 
     def _planned(self) -> DataFrame | None:
         left_out = self._paused.topics_to_leave_out()
@@ -81,19 +95,20 @@ class BatchQuery(StatefulLane):
         if known is None:
             return None
         self._delta = task_delta.TaskDelta(self._spark.sparkContext, known)
-        ticks_topic = self._config.batch.ticks_topic
-        at_most = self._config.batch.max_events_per_micro_batch * self._size.executors
-        records = topic_source.read(
-            self._spark, self._config.kafka, self._config.source, at_most=at_most, beside=ticks_topic, without=left_out
+        batch = self._config.batch
+        at_most = batch.max_events_per_micro_batch * self._size.executors
+        offsets = topic_source.read(
+            self._spark, self._config.kafka, self._config.source, at_most=at_most, beside=batch.ticks_topic, without=left_out
         )
-        return self._routed(records.where(records.topic != ticks_topic))
+        return self._routed(offsets)
 
-    def _routed(self, records: DataFrame) -> DataFrame:
+    def _routed(self, offsets: DataFrame) -> DataFrame:
         early_s = self._interval_s * TRIGGERS_EARLY
         routed = collect_segments.route(
-            records,
+            offsets,
             self._tools,
             self._delta.source,
+            self._read,
             self._size.tasks,
             shard_keys=self._shard_keys,
             immediate_flush_s=early_s,
@@ -106,12 +121,25 @@ class BatchQuery(StatefulLane):
         if not lane_context.confirm_plan(self._reruns, is_current=is_current):
             return Result.REPLAN
         self._delta.publish(known)
+        wake_ups = self._send_ranges()
         tools = self._tools.stamped(self._context.sizing.workers())
         unhealthy, work_log = self._context.unhealthy.current(), self._reruns.work_log
         tasks = deliver_batches.deliver_batches(batches, tools, known, self._size.tasks, unhealthy=unhealthy, work_log=work_log)
         if (result := self._deliver(tasks)) is Result.COMMITTED:
             report = self._seen.publish()
             self._context.record(report)
+            self._records[self._batch_id] = report.counters.records + wake_ups
             self._paused.note(self._batch_id, report.paused)
             self._take_backlog()
         return result
+
+    def _send_ranges(self) -> int:
+        """Send the micro-batch's ranges of events to its tasks, and return the number of wake-ups beside the events."""
+        events, wake_ups = [], 0
+        for found in self._planned_offsets.ranges():
+            if found.topic == self._config.batch.ticks_topic:
+                wake_ups += found.end - found.start
+            else:
+                events.append(found)
+        offset_ranges.send(self._spark.sparkContext, offset_ranges.divided(events, self._size.tasks))
+        return wake_ups

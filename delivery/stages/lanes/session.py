@@ -86,7 +86,7 @@ ALWAYS = {
     # Bytes (64 MiB). PySpark turns each larger pickled function into a broadcast, and writes it into a file of the driver that
     # nothing deletes before the job ends. With Spark's 1 MiB, a large delta of the registry left a file for each micro-batch.
     "spark.broadcast.UDFCompressionThreshold": str(64 * 1024 * 1024),
-    # A worker of the batch lane routes the first records while Spark reads the rest.
+    # A worker handles the first records of a task while Spark reads the rest.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.sql.streaming.stopTimeout": STOP_TIMEOUT,

@@ -82,6 +82,7 @@ class StatefulLane(abc.ABC):
         *,
         once: bool,
         paused: paused_topics.PausedTopics | None = None,
+        records_of: Callable[[int], int] | None = None,
     ) -> None:
         if once:
             self._waker.wake()  # a micro-batch comes and due entries leave, even without records
@@ -98,6 +99,7 @@ class StatefulLane(abc.ABC):
             is_woken=True,
             paused=paused,
             stalled_after_s=self._config.metrics.stalled_after_s,
+            records_of=records_of,
         )
         lane.run(planned, self._config.spark, self._interval_s, once=once)
 

@@ -1,4 +1,4 @@
-"""Find the batch lane's endpoints for each record, and pack the events into segments for the lane's shards.
+"""Read records, find the batch lane's endpoints for each, and pack the events into segments for the lane's shards.
 
 The driver creates these task functions. The executors' Python workers run them. A shard is one key of Spark's state. It holds
 the pending batches of some endpoints. A segment is one value with events of one shard. The functions' closure is fixed when the
@@ -7,14 +7,18 @@ query starts. The newest registry comes with each micro-batch (delivery.stages.r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
-from delivery.stages.tasks import arrow, deliver_events, task_context
+from delivery.stages.kafka import offset_ranges, record_reader
+from delivery.stages.kafka.offset_ranges import RecordRange
+from delivery.stages.tasks import arrow, task_context
 from delivery.webhooks.routing import intake, registries
 from delivery.webhooks.state import chunking
 
@@ -22,6 +26,13 @@ SCHEMA = "shard int, key binary, value binary"
 """Columns of the rows that go to the shards. `shard` is the shard's key in Spark's state. `key` orders the shard's rows, if
 their order matters. A row without key and value makes the shard check its due times."""
 _ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value", pa.binary())])
+
+
+PRUNED_SOURCE: Mapping[str, str] = {
+    # Spark refuses to limit a stream, and to unite it with a frame that is no stream.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+}
+"""Settings of Spark for the session of `route`."""
 
 
 class RoutedRow(NamedTuple):
@@ -33,36 +44,53 @@ class RoutedRow(NamedTuple):
 
 
 def route(
-    records: DataFrame,
+    offsets: DataFrame,
     tools: task_context.Tools,
     source: registries.RegistrySource,
-    parallelism: int,
+    read: record_reader.ReadsRanges,
+    tasks: int,
     *,
     shard_keys: tuple[int, ...],
     immediate_flush_s: float,
     direct_from: Mapping[str, Mapping[str, int]] | None,
 ) -> DataFrame:
-    """Return rows of SCHEMA for the shards: segments with the events in `records` that go to endpoints in batch mode.
+    """Return rows of SCHEMA for the shards: segments with the events that go to endpoints in batch mode.
 
-    At most `parallelism` tasks read `records`. Each task also yields one row without key and value for each shard in
-    `shard_keys`. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` leave in the same micro-batch.
-    `direct_from` is that of RoutePartition.
+    `offsets` is a stream of records that Spark does not read: it only plans and commits their offsets. `tasks` tasks read the
+    records themselves, with `read`. For each micro-batch `offset_ranges.send` sends them their ranges. The first task also
+    yields one row without key and value for each shard in `shard_keys`. Events of endpoints with a `max_wait_s` of at most
+    `immediate_flush_s` leave in the same micro-batch. `direct_from` is that of RouteAssignment.
+
+    Needs a session with the settings PRUNED_SOURCE.
     """
-    partition = RoutePartition(
-        tools=tools, source=source, shard_keys=shard_keys, immediate_flush_s=immediate_flush_s, direct_from=direct_from
+    partition = RouteAssignment(
+        tools=tools,
+        source=source,
+        read=read,
+        shard_keys=shard_keys,
+        immediate_flush_s=immediate_flush_s,
+        direct_from=direct_from,
     )
-    return records.select(*deliver_events.COLUMNS).coalesce(parallelism).mapInArrow(partition, SCHEMA)
+    # Spark plans the offsets first, and then removes a stream of no rows from the plan, so no task reads it in the JVM. With
+    # `where("false")` Spark would keep the stream, and read all records.
+    none = offsets.limit(0).select(F.lit(0).cast("long").alias("id"))
+    numbers = offsets.sparkSession.range(0, tasks, 1, tasks)  # one in each task
+    return none.union(numbers).mapInArrow(partition, SCHEMA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoutePartition:
-    """The function that Spark calls for a partition of records: yield rows of SCHEMA for the lane's state.
+class RouteAssignment:
+    """The function that Spark calls in each task: read records, yield rows of SCHEMA for the lane's state.
 
-    The function also writes the results of this step to Kafka: skipped deliveries, rejected records and offset receipts.
+    Spark passes the number of the task's assignment, in the only column of its rows. The function also writes the results of
+    this step to Kafka: skipped deliveries, rejected records and offset receipts.
     """
 
     tools: task_context.Tools
     source: registries.RegistrySource
+    read: record_reader.ReadsRanges
+    ranges_of: Callable[[int], Sequence[RecordRange]] = offset_ranges.received
+    """Returns the offset ranges of an assignment."""
     shard_keys: tuple[int, ...]
     """The key of each shard in Spark's state (delivery.stages.checkpoint.shards)."""
     immediate_flush_s: float
@@ -75,9 +103,10 @@ class RoutePartition:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, shards = self.tools.begin(), len(self.shard_keys)
-        # Each shard checks its due times in every micro-batch, also without records.
-        yield from written([RoutedRow(key) for key in self.shard_keys])
-        read = map(deliver_events.records, batches)
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        if 0 in numbers:  # each shard checks its due times in every micro-batch, also without records
+            yield from written([RoutedRow(key) for key in self.shard_keys])
+        read = itertools.chain.from_iterable(self.read(self.ranges_of(number)) for number in numbers)
         for collected in task.worker.collect(read, self.source, shards=shards, immediate_flush_s=self.immediate_flush_s):
             collected.results.rejections = [found for found in collected.results.rejections if self._is_reported(found)]
             task.write(collected.results)

@@ -23,7 +23,7 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling.unhealthy import NONE_UNHEALTHY, Unhealthy
 
 COLUMNS = ("topic", "partition", "offset", "appended_at_ms", "value", "headers")
-"""Columns of the record streams of `kafka.topic_source`, and of the Arrow batches of the batch lane and the real-time lane."""
+"""Columns of the record streams of the real-time lane (`topic_source.read_realtime`), and of its Arrow batches."""
 KEY = "key"
 """A further column, the record's key, if the job splits batch records."""
 

@@ -1,4 +1,4 @@
-"""PlannedOffsets returns the offset ranges of Spark's plan, and `divided` gives each task its share. Without Spark."""
+"""PlannedOffsets returns the offset ranges of Spark's plan, and each task gets its share of them. Without Spark."""
 
 from typing import ClassVar
 
@@ -105,6 +105,38 @@ def test_an_answer_of_the_jvm_has_few_partitions():
     assert max(Offsets.answered) == offset_ranges.ENTRIES_AT_ONCE
 
 
+class Properties(dict):
+    """The local properties of a thread of Spark, and of its tasks."""
+
+    setLocalProperty = dict.__setitem__  # noqa: N815  # Spark's names
+    getLocalProperty = dict.get  # noqa: N815
+
+
+def test_each_task_receives_the_ranges_that_were_sent_for_it(monkeypatch):
+    properties = Properties()
+    monkeypatch.setattr(offset_ranges.TaskContext, "get", lambda: properties)
+    assignments = [[RecordRange("a", 0, 5, 7), RecordRange("b.c", 11, 0, 2**40)], [RecordRange("a", 1, 0, 1)]]
+    offset_ranges.send(properties, assignments)
+    assert [offset_ranges.received(number) for number in range(3)] == [*assignments, []]
+    offset_ranges.send(properties, [])
+    assert offset_ranges.received(0) == []
+
+
+def test_a_task_without_ranges_fails_instead_of_reading_nothing(monkeypatch):
+    for context in (None, Properties()):
+        monkeypatch.setattr(offset_ranges.TaskContext, "get", lambda context=context: context)
+        with pytest.raises(RuntimeError, match="no offset ranges"):
+            offset_ranges.received(0)
+
+
+def test_the_ranges_of_a_thousand_partitions_have_few_bytes():
+    """Spark sends them to each task."""
+    ranges = [RecordRange(f"events.type-{number}", number % 3, number * 977, number * 977 + 40) for number in range(1000)]
+    properties = Properties()
+    offset_ranges.send(properties, offset_ranges.divided(ranges, 16))
+    assert len(properties[offset_ranges.PROPERTY]) < 20_000
+
+
 def test_it_asks_the_query_of_its_lane_only():
     with pytest.raises(errors.LaneFailed, match="no query direct"):
         offset_ranges.PlannedOffsets(Spark({}, {}, name="batch"), "direct").ranges()
@@ -120,6 +152,7 @@ def test_the_ranges_are_divided_among_the_tasks_and_none_is_idle(counts, tasks):
     assert sorted(found for assignment in assignments for found in assignment) == given_ranges
     assert len(assignments) == min(tasks, len(counts))
     assert all(assignments)
+    assert offset_ranges.divided(given_ranges[::-1], tasks) == assignments, "a task that runs again would get others"
 
 
 @given(COUNTS.filter(bool), st.integers(1, 8))

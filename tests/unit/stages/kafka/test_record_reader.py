@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delivery import errors
+from delivery.model import Record
 from delivery.stages.kafka import kafka_outage, record_reader
 from delivery.stages.kafka.offset_ranges import RecordRange
 
@@ -147,3 +148,59 @@ def test_each_record_of_the_ranges_is_taken_once_whatever_comes_beside(spans, da
     assert sorted(found) == sorted(expected)
     for place in spans:
         assert [at for of, at in found if of == place] == sorted(at for of, at in found if of == place)
+
+
+def released(order, unread, *polled):
+    taken = [Record(*message.of, message.at, 0, b"x" * (1000 - record_reader.RECORD_BYTES)) for message in unread.take(polled)]
+    return [(record.topic, record.offset) for record in order.release(taken, unread)]
+
+
+def of(topic, offset, code=None):
+    return Polled(offset, code, (topic, 0))
+
+
+A, B, C = (RecordRange(topic, 0, 0, 2) for topic in "abc")
+
+
+def test_records_come_in_the_order_of_the_ranges():
+    unread, order = record_reader.Unread([B, A, C]), record_reader.RangeOrder([B, A, C])
+    assert released(order, unread, of("a", 0), of("b", 0), of("c", 0)) == [("b", 0)]
+    assert released(order, unread, of("a", 1), of("c", 1)) == []
+    assert released(order, unread, of("b", 1)) == [("b", 1), ("a", 0), ("a", 1), ("c", 0), ("c", 1)]
+    assert not unread
+
+
+def test_the_end_of_a_partition_releases_the_records_of_the_next_range():
+    unread, order = record_reader.Unread([A, B]), record_reader.RangeOrder([A, B])
+    assert released(order, unread, of("b", 0), of("a", 0)) == [("a", 0)]
+    assert released(order, unread, of("a", 2, KafkaError._PARTITION_EOF)) == [("b", 0)]
+
+
+def test_it_is_full_until_half_of_the_bytes_are_released():
+    ranges = [A, B, RecordRange("c", 0, 0, 10)]
+    unread, order = record_reader.Unread(ranges), record_reader.RangeOrder(ranges, max_bytes=4000)
+    released(order, unread, *(of("c", at) for at in range(3)), of("b", 0), of("a", 0))
+    assert not order.is_full, "4,000 bytes wait"
+    released(order, unread, of("b", 1))
+    assert order.is_full
+    assert released(order, unread, of("a", 1)) == [("a", 1), ("b", 0), ("b", 1), ("c", 0), ("c", 1), ("c", 2)]
+    assert not order.is_full
+
+
+def test_it_stays_full_until_then():
+    ranges = [A, B, RecordRange("c", 0, 0, 10)]
+    unread, order = record_reader.Unread(ranges), record_reader.RangeOrder(ranges, max_bytes=4000)
+    released(order, unread, *(of("c", at) for at in range(4)), of("b", 0))
+    assert order.is_full
+    released(order, unread, of("a", 0), of("a", 1))
+    assert order.is_full, "4,000 bytes wait, and more waited before"
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_each_record_is_released_once_in_order_however_the_partitions_are_mixed(counts, drawn):
+    ranges = [RecordRange(f"t{number}", 0, 0, count) for number, count in enumerate(counts)]
+    unread, order, out = record_reader.Unread(ranges), record_reader.RangeOrder(ranges, max_bytes=5000), []
+    rests = [[of(found.topic, at) for at in range(found.end)] for found in ranges]
+    while any(rests):
+        out += released(order, unread, drawn.choice([rest for rest in rests if rest]).pop(0))
+    assert out == [(found.topic, at) for found in ranges for at in range(found.end)]

@@ -10,7 +10,7 @@ import pytest
 from delivery import errors
 from delivery.config import plan_builder, settings
 from delivery.stages.kafka import event_writer, record_reader
-from delivery.stages.tasks import collect_segments, deliver_events, task_context
+from delivery.stages.tasks import deliver_events, task_context
 from delivery.webhooks.events import batch_records, parsing
 from delivery.webhooks.results import counters
 from delivery.webhooks.routing import registries
@@ -78,10 +78,7 @@ def lane(tmp_path):
             write_events=kafka,
         )
         if batch_lane:
-            partition = collect_segments.RoutePartition(
-                tools=tools, source=source(), shard_keys=(1, 2), immediate_flush_s=1.0, direct_from=direct_from
-            )
-            list(partition([arrow_batch()]))
+            assignments.routing_task(tools, source(), [deliver_events.records(arrow_batch())], direct_from)
         else:
             list(assignments.task(tools, source(), [deliver_events.records(arrow_batch())]))
         return sum(counted, counters.Counters()), folder.rows()

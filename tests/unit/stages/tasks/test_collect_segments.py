@@ -7,13 +7,17 @@ import pyarrow as pa
 import pytest
 
 from delivery.config import plan_builder, settings
-from delivery.stages.tasks import collect_segments, deliver_events, task_context
+from delivery.model import Record
+from delivery.stages.tasks import collect_segments, task_context
 from delivery.webhooks.routing import registries
 from delivery.webhooks.state import pickling
-from tests.support import builders, sinks
+from tests.support import assignments, builders, sinks
 
 CONFIG = settings.Settings()
-RECORDS = {"not JSON": b"{", "of nobody": b'{"tenant_id": "t9"}'}
+SOURCE = registries.BroadcastSource(
+    base_id="route", broadcast=SimpleNamespace(value=pickling.packed(builders.snapshot())), delta=None
+)
+NOT_JSON, OF_NOBODY = b"{", b'{"tenant_id": "t9"}'
 
 
 @pytest.mark.parametrize(
@@ -36,22 +40,19 @@ def test_each_rejection_is_reported_by_a_lane_of_this_job(direct_from, expected,
     def observe(results):
         seen.extend(rejection.reason for rejection in results.rejections)
 
-    partition = collect_segments.RoutePartition(
-        tools=task_context.Tools(plan=plan_builder.plan_of(CONFIG), observe=observe, sink=folder),
-        source=registries.BroadcastSource(
-            base_id="route", broadcast=SimpleNamespace(value=pickling.packed(builders.snapshot())), delta=None
-        ),
-        shard_keys=(1, 2),
-        immediate_flush_s=1.0,
-        direct_from=direct_from,
-    )
-    count = len(RECORDS)
-    columns = [["events.order"] * count, [0] * count, list(range(count)), [0] * count, list(RECORDS.values()), [None] * count]
-    batch = pa.RecordBatch.from_pydict(dict(zip(deliver_events.COLUMNS, columns, strict=True)))
-    for_shards = [row for batch in partition([batch]) for row in batch.to_pylist()]
+    tools = task_context.Tools(plan=plan_builder.plan_of(CONFIG), observe=observe, sink=folder)
+    records = [Record("events.order", 0, offset, 0, value) for offset, value in enumerate([NOT_JSON, OF_NOBODY])]
+    batches = assignments.routing_task(tools, SOURCE, [records], direct_from)
+    for_shards = [row for batch in batches for row in batch.to_pylist()]
     assert {(row["shard"], row["value"]) for row in for_shards} == {(1, None), (2, None)}
     written = [orjson.loads(row.value)["reason"] for row in folder.rows() if row.topic == CONFIG.delivery.rejected_topic]
     assert sorted(seen) == sorted(written) == expected
+
+
+def test_one_task_of_a_micro_batch_makes_the_shards_check_their_due_times(tmp_path):
+    tools = task_context.Tools(plan=plan_builder.plan_of(CONFIG), observe=lambda _: None, sink=sinks.Folder(tmp_path))
+    rows = [assignments.routing_task(tools, SOURCE, [], direct_from=None, number=number) for number in (0, 1)]
+    assert [[batch.column("shard").to_pylist() for batch in of_task] for of_task in rows] == [[[1, 2]], []]
 
 
 def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size():
