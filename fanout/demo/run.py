@@ -50,11 +50,11 @@ shells allow 1,024 files. Failing endpoints are probed often, because the demo t
 FILES = 1024
 """Number of files that this process may open, if the system allows it. Some shells allow 256, and the demo opens about 350."""
 START_TIMEOUT_S = 120
-"""The demo fails if the job and the API have not started, and the topics of attempts, dead letters and rejected records got no
-record in this many seconds."""
+"""Most seconds that the demo waits until both the job and the API have started. The time begins again with each record in the
+topics of attempts, dead letters and rejected records."""
 QUIET_TIMEOUT_S = 60
-"""The demo fails if deliveries have not ended, and the topics of attempts, dead letters and rejected records got no record in
-this many seconds. It also fails if dead letters are missing, and polls return none in this many seconds."""
+"""Most seconds that the demo waits until all deliveries have ended. The time begins again with each record in these topics. Also
+the most seconds that the demo waits for missing dead letters. This time begins again with each poll that returns some."""
 PARTITIONS = 1
 """Partitions of each event topic."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 
 MEMORY_MB = 1024
-"""Heap of an executor."""
+"""Memory of one Spark worker. It has room for one executor, whose heap is 1 GiB by default (`spark.executor.memory`)."""
 
 
 @contextlib.contextmanager

@@ -74,8 +74,8 @@ class JobRun:
     peak_mb: Mapping[str, int] = field(default_factory=dict)
     """Peak resident size by role; for `worker` that of the largest worker, for `jvm` that of the largest JVM."""
     checks: Mapping[str, Any] | None = None
-    """Lost, repeated, unexpected and unverified deliveries, and the account of the topics. None: the job was interrupted, or
-    has a `problem`."""
+    """Numbers of lost, repeated, unexpected and unverified deliveries, and `reconciled`: True if `fanout reconcile` found no
+    fault. None: the job was interrupted, or has a `problem`."""
     problem: str | None = None
     """Reason for which the values were not measured; None: they were, or the job was interrupted."""
 

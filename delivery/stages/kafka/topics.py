@@ -34,7 +34,7 @@ _NO_RIGHT = frozenset(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
-"""Codes of requests that a broker refuses because the login has no right to them."""
+"""Error codes with which a broker refuses a request because the login has no right to it."""
 RETRIES_TOPIC_CONFIG = {"max.message.bytes": str(sink.MAX_REQUEST_BYTES), "retention.ms": "-1"}
 """Configuration of a new retries topic: the topic takes the largest batch, and keeps records forever. Records that expire
 unread are lost events. So a retention that an operator sets must be longer than any standstill of the retry lane."""

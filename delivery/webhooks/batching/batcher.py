@@ -215,7 +215,7 @@ class _Batcher:
         return gathered
 
     def _count_in(self, key: str, batch: segment.PendingBatch) -> None:
-        """Count the events of a pending batch in the index, under the batch's endpoint, and store the batch's bounds there."""
+        """Add a pending batch to its endpoint's entry in the index: its number of events, bytes, oldest arrival and bounds."""
         endpoint = self._index.endpoints.get(key)
         if endpoint is None:
             endpoint = self._index.endpoints[key] = EndpointEvents(batch.bounds, 0, 0, batch.oldest_ms, [])

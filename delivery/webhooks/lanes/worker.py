@@ -174,9 +174,9 @@ class Worker:
         """Attempt the entries of leases that shards of the retry lane have given out; yield the results.
 
         Called in the task's thread, by one task at a time. Leases and deliveries in `ended` were completed by an earlier run of
-        the micro-batch, and are left out. Leases that have not ended `settle_s` after the last one began continue after the
-        task. A later call, or `drain_leases`, returns their results. If the task fails, unwritten results are lost: the leases
-        expire.
+        the micro-batch, and are left out. The call waits at most `settle_s` after it has begun the last lease. A lease that is
+        still in flight then continues after the task: a later call, or `drain_leases`, returns its other results. If the task
+        fails, unwritten results are lost: the leases expire.
         """
         registry = self._thread.call(lambda: self._state.registry_from(source))
         yield from self._leases.results(leases, registry, settle_s, ended)

@@ -12,8 +12,8 @@ UNAVAILABLE = "unavailable"
 SERVER_ERROR = "server_error"
 
 UNFORESEEN_DETAIL = "an unforeseen error in the platform; its traceback is in the worker's log"
-"""Detail of an attempt, or of a rejected record, that an unforeseen error in our own code ended. The error's own text could
-contain a secret."""
+"""Detail of an attempt that failed, or of a record that was rejected, because of an unforeseen error in our own code. It
+replaces the error's own text, which could contain a secret."""
 
 
 def error_class_of(status: int) -> str | None:

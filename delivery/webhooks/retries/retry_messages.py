@@ -152,8 +152,8 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     settled: list[bytes] = []
     """Names of background attempts that have completed, and whose results are in the result topics. Since 2026-11-22."""
     accepts: bool | None = None
-    """Health hint of a fast lane. True: the endpoint accepted a request lately. False: a request failed and left no entry.
-    Null: no hint. Since 2026-11-23."""
+    """Health hint of a fast lane. True: the endpoint accepted a request lately. False: a request failed, and its delivery
+    became a dead letter at once, so no entry reports the failure. Null: no hint. Since 2026-11-23."""
     at_ms: int = 0
     """When the health hint was made. 0 in a deferral and in a completion. Since 2026-11-23."""
     resends: bool = False

@@ -91,8 +91,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     known_until_ms: int = 0
     """Time before which deferrals by other lanes cause no back-off (KNOWLEDGE_MS)."""
     has_only_failed: bool = False
-    """True if the last report with an answer or a failure had only failures. False after a report that the endpoint is paused,
-    disabled or quarantined."""
+    """True if all attempts of the last report failed. A report without any attempt changes nothing. False after a report that
+    the endpoint is paused, disabled or quarantined."""
 
     def apply_deferral(self, reason: str, policy: ShardPolicy, now_ms: int, since_ms: int) -> None:
         """Apply the reason for which another lane deferred a delivery at `since_ms`.

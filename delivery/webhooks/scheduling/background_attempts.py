@@ -1,7 +1,9 @@
 """Track background attempts, which outlive their Spark task, and report each result. The reasons are in docs/adr/0027.
 
-    dispatcher ─┬─ deferred: reason `under_way`, with a name ────────► retries topic ─► shard: waits for `wait_s`
-                └─ attempt ─► BackgroundResult ─► its rows, then the name ─► retries topic ─► shard: forgets the entry
+Each background attempt has a name. The retry entry of its delivery has the same name, and so has the report of its end.
+
+    dispatcher ─┬─ retry entry: reason `under_way`, with the name ─► retries topic ─► shard: waits for `wait_s`
+                └─ attempt ─► BackgroundResult ─► result topics, then the name ─► retries topic ─► shard: forgets the entry
 
 A shard is one key of the retry lane's state. If this process dies, no result is reported, and the shard retries the entry.
 """

@@ -82,7 +82,8 @@ class ScaleScenario:
     behaviour: behaviour.Behaviour = behaviour.HEALTHY
     """Behaviour of the endpoints in phases with `is_disturbed`."""
     settle_s: int = 20
-    """Unmeasured seconds at the rate, before the first phase or before each share."""
+    """Unmeasured seconds before a measurement. With `phases`: once, before the first phase, at the full rate. With `capacity`:
+    before each share of the rate, at this share."""
     warm_up: int = 20_000
     """Events before all phases."""
     drain_s: int = 300

@@ -102,7 +102,7 @@ class DeadLetter(expansion.Expandable):
 
 
 class DeadLetterPage(described.DescribedModel):
-    """The fields beside the items of a page of dead letters. The item that was archived first is first."""
+    """The fields of a page of dead letters, without its items. The items are in the order in which they were archived."""
 
     next_cursor: str
     """Cursor after this page. It stays valid for dead letters that are archived later, and skips none."""

@@ -154,7 +154,8 @@ def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms:
     event = parsing.parse(record, layout)
     if topic is None and wanted == layout.topic_prefix:
         raise errors.EventRejected(
-            "missing_attribute", "the event has no type, which names its topic: add it, or name a topic with ?topic="
+            "missing_attribute",
+            "the event has no type, and without ?topic= the type names the topic: add a type, or name a topic with ?topic=",
         )
     if problem := _topic_problem(wanted, rules):
         raise errors.EventRejected("bad_topic", problem)
@@ -238,5 +239,5 @@ def _named(publications: Iterable[Publication], problem_of: Callable[[Publicatio
 def _refused(status: int, wrong: list[tuple[str, str]]) -> problems.Refused:
     """Return a refusal that names the first MAX_MISTAKES wrong events. The detail has the first one only."""
     (place, problem), more = wrong[0], len(wrong) - 1
-    first = f"{place}: {problem}" if place else problem
-    return problems.Refused(status, f"{first} ({more} more)" if more else first, *wrong[:MAX_MISTAKES])
+    first = (f"{place}: {problem}" if place else problem) + (f" ({more} more)" if more else "")
+    return problems.Refused(status, f"{first}. Nothing was published", *wrong[:MAX_MISTAKES])

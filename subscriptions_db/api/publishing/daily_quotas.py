@@ -51,8 +51,8 @@ forgotten. A write in flight may have as many more. A key with 10,000 events a s
 _REGISTRY_ID = re.compile(mistakes.ID_PATTERN)
 
 Write = Callable[[Counts, dt.date], Awaitable[Sums]]
-"""Add counts to those of all processes, and return the sums of all processes. The date is today. Raise FanoutError if Postgres
-is unavailable."""
+"""Add counts, each of a day and a tenant, to those of all processes. Return the sums of these days and tenants over all
+processes. The date is today: counts of days before yesterday are deleted. Raise FanoutError if Postgres is unavailable."""
 
 
 class DailyQuotas:

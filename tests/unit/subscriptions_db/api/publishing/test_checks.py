@@ -132,7 +132,7 @@ def test_every_wrong_event_is_named_and_the_answer_is_bounded():
     refused = problem(PLAIN, *[{"type": "order.created"}] * 150)
     assert refused.status == 422
     assert [error.field for error in refused.errors] == [f"[{index}]" for index in range(1, 101)]
-    assert refused.detail == "[1]: missing_attribute: the event has no tenant_id: add it (149 more)"
+    assert refused.detail == "[1]: missing_attribute: the event has no tenant_id: add it (149 more). Nothing was published"
 
 
 def test_a_key_that_names_tenants_publishes_for_no_other():
