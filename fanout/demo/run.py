@@ -53,8 +53,8 @@ START_TIMEOUT_S = 120
 """Most seconds that the demo waits until both the job and the API have started. The time begins again with each record in the
 topics of attempts, dead letters and rejected records."""
 QUIET_TIMEOUT_S = 60
-"""Most seconds that the demo waits until all deliveries have ended. The time begins again with each record in these topics. Also
-the most seconds that the demo waits for missing dead letters. This time begins again with each poll that returns some."""
+"""Most seconds that the demo waits until all deliveries have ended. The time begins again with each record in these topics.
+Missing dead letters are awaited as long. That time begins again with each poll that returns some."""
 PARTITIONS = 1
 """Partitions of each event topic."""
 

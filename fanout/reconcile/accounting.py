@@ -39,7 +39,7 @@ from fanout.reconcile.findings import MAX_NAMED, Finding, Findings, Kind
 LANES = ("direct", "batch")
 """The lanes that have accounts. `direct` includes the real-time lane. The retry lane's deliveries count for one of the two."""
 UNNAMED = "(not named)"
-"""Endpoint of due deliveries that no topic names. Also their event type, unless their range has events of one type only."""
+"""Stands for the endpoint of a due delivery without a result, and for its event type, unless its range has one type only."""
 EXPIRED = "(no longer in Kafka)"
 """Event type of a delivery whose event was not read, usually because Kafka no longer holds it."""
 GRACE_MS = 3_600_000

@@ -36,8 +36,8 @@ from fanout.redrive import redrive_plan
 from fanout.terminal import commands
 
 MARGIN_MS = 600_000
-"""Milliseconds, ten minutes. The topics that the job writes are read from this long before `--since` on, because results are
-written before their receipt."""
+"""Milliseconds, ten minutes. `--since` selects offset receipts by their time. The results that a receipt counts are written
+before it, so the topics of results are read from this long before `--since` on."""
 MAX_SHOWN = 30
 """Maximum findings that are printed, and maximum rows of the table of event types and endpoints."""
 

@@ -139,7 +139,9 @@ def _require_plain(value: Any, max_depth: int) -> None:
             raise errors.RegistrationError("", f"is nested deeper than {max_depth} levels: flatten it")
         least_bytes += len(part) if isinstance(part, str) else 1
         if least_bytes > 2 * MAX_BYTES:
-            raise errors.RegistrationError("", f"has more than {2 * MAX_BYTES} bytes as JSON: shorten it")
+            raise errors.RegistrationError(
+                "", f"has more than {2 * MAX_BYTES} bytes as JSON, and at most {MAX_BYTES} can be stored or checked: shorten it"
+            )
         if isinstance(part, str) and "\0" in part:
             raise errors.RegistrationError("", r"contains a NUL character (\u0000), which Postgres cannot store: remove it")
         if isinstance(part, str) and any("\ud800" <= letter <= "\udfff" for letter in part):

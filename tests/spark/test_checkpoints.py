@@ -14,8 +14,8 @@ from pyspark.errors import StreamingQueryException
 from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.observability import health
-from delivery.stages.checkpoint import left_out_topics, losses, offset_log
-from delivery.stages.kafka import topic_source, topics
+from delivery.stages.checkpoint import left_out_topics, losses, offset_log, shards
+from delivery.stages.kafka import offset_ranges, record_reader, topic_source, topics
 from delivery.stages.lanes import streaming_lane
 from fanout.kafka import topic_scanner
 from tests.spark.test_retry import Lane, postponed
@@ -55,11 +55,22 @@ def test_missing_state_is_refused_and_restored_state_keeps_its_events(spark, tmp
     assert waits.events == 3
 
 
+def session_of(spark, lane):
+    """A session in which a lane plans as this lane does: the plan of the batch lane takes Spark's source out."""
+    own = shards.session(spark, 2)
+    own.is_pruned = lane == "batch"
+    for name, value in topic_source.PRUNED_SOURCE.items() if own.is_pruned else ():
+        own.conf.set(name, value)
+    return own
+
+
 class Topic:
-    """A topic of its own, and a lane that reads it into `taken`."""
+    """A topic of its own, and a lane that reads it into `taken`, as the direct lane or the batch lane does."""
 
     def __init__(self, spark, kafka, folder):
         self.spark, self._folder = spark, folder
+        self._is_pruned = getattr(spark, "is_pruned", False)
+        self._planned_offsets = offset_ranges.PlannedOffsets(spark, "direct")
         self.kafka = settings.KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         self.name = f"{uuid.uuid4().hex[:8]}.order"
         topics.ensure(self.kafka, [self.name], 1)
@@ -96,7 +107,12 @@ class Topic:
         spark = settings.SparkSettings(checkpoint=str(self._folder / checkpoint))
         if aligns:
             left_out_topics.align(self.spark, settings.Settings(source=config, spark=spark), ["direct"])
-        lane.run(lambda: topic_source.read(self.spark, self.kafka, config, at_most=1_000), spark, 0, once=True)
+
+        def planned():
+            offsets = topic_source.read(self.spark, self.kafka, config, at_most=1_000)
+            return topic_source.task_numbers(offsets, 2) if self._is_pruned else offsets
+
+        lane.run(planned, spark, 0, once=True)
 
     def break_off(self, checkpoint):
         """End the lane in a micro-batch, of which the offsets are written by then."""
@@ -116,7 +132,11 @@ class Topic:
         return lost
 
     def _take(self, batch, _):
-        self.taken += [bytes(row.value) for row in batch.collect()]
+        ranges = self._planned_offsets.ranges()
+        if self._is_pruned:
+            assert sorted(row.id for row in batch.collect()) == [0, 1]
+        for records in record_reader.to(kafka_clients.for_reading(self.kafka))(ranges):
+            self.taken += [record.value for record in records]
         return streaming_lane.Result.COMMITTED
 
 
@@ -128,7 +148,7 @@ def test_records_that_expired_unread_end_the_lane_and_name_the_partition(spark, 
     topic.expire(4)
     with pytest.raises(errors.LaneFailed) as failure:
         topic.run("checkpoint")
-    assert f"{topic.name}-0" in str(failure.value)
+    assert f"partition 0 of topic {topic.name} no longer has the records from offset 2 to 4" in str(failure.value)
     assert topic.taken == [b"0", b"1"]
 
     topic.run("another")
@@ -155,14 +175,16 @@ def test_a_topic_that_the_pattern_leaves_out_waits_at_its_position(spark, kafka,
     assert not (tmp_path / "checkpoint" / "direct" / left_out_topics.FILE).exists()
 
 
-def test_a_wider_pattern_that_cannot_be_read_can_be_changed_back(spark, kafka, tmp_path):
+@pytest.mark.parametrize("lane", ["direct", "batch"])
+def test_a_wider_pattern_that_cannot_be_read_can_be_changed_back(spark, kafka, tmp_path, lane):
     """Regression: `Cannot find initial offsets` stopped the job at each start."""
+    spark = session_of(spark, lane)
     topic, older = Topic(spark, kafka, tmp_path), Topic(spark, kafka, tmp_path)
     older.publish(b"a", b"b", b"c")
     older.expire(2)
     topic.publish(b"0")
     topic.run("checkpoint")
-    with pytest.raises(errors.LaneFailed, match="starts from 2 instead of 0"):
+    with pytest.raises(errors.LaneFailed, match=r"starts from 2 instead of 0|no longer has the records from offset 0 to 2"):
         topic.run("checkpoint", beside=older)
     topic.publish(b"1")
     topic.run("checkpoint")
@@ -183,21 +205,24 @@ def test_a_lane_whose_loss_is_accepted_goes_on_behind_it_and_takes_the_rest(spar
     assert topic.taken == [b"0", b"1", b"4", b"5"]
 
 
-def test_an_interrupted_micro_batch_that_lost_records_runs_with_the_others(spark, kafka, tmp_path):
-    topic = Topic(spark, kafka, tmp_path)
+@pytest.mark.parametrize(("lane", "first"), [("direct", 3), ("batch", 3), ("batch", 4)])
+def test_an_interrupted_micro_batch_that_lost_records_runs_with_the_others(spark, kafka, tmp_path, lane, first):
+    """Also if there are no others: its offsets end where they start."""
+    topic = Topic(session_of(spark, lane), kafka, tmp_path)
     topic.publish(b"0")
     topic.run("checkpoint")
     topic.publish(b"1", b"2", b"3")
     topic.break_off("checkpoint")
     topic.publish(b"4")
-    topic.expire(3)
-    assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, losses.LossReason.EXPIRED, 1, 2)]
+    topic.expire(first)
+    assert topic.accept_loss("checkpoint") == [losses.Loss(topic.name, 0, losses.LossReason.EXPIRED, 1, first - 1)]
     topic.run("checkpoint")
-    assert topic.taken == [b"0", b"3", b"4"]
+    assert topic.taken == [b"0", *([b"3"] if first == 3 else []), b"4"]
 
 
-@pytest.mark.parametrize("is_made_anew", [False, True])
-def test_a_deleted_topic_ends_the_lane_and_is_named(spark, kafka, tmp_path, is_made_anew):
+@pytest.mark.parametrize(("lane", "is_made_anew"), [("direct", False), ("direct", True), ("batch", True)])
+def test_a_deleted_topic_ends_the_lane_and_is_named(spark, kafka, tmp_path, lane, is_made_anew):
+    spark = session_of(spark, lane)
     topic, other = Topic(spark, kafka, tmp_path), Topic(spark, kafka, tmp_path)
     topic.publish(b"0", b"1")
     topic.run("checkpoint", beside=other)
@@ -207,7 +232,7 @@ def test_a_deleted_topic_ends_the_lane_and_is_named(spark, kafka, tmp_path, is_m
     other.publish(b"2")
     with pytest.raises(errors.LaneFailed) as failure:
         topic.run("checkpoint", beside=other)
-    assert f"{topic.name}-0" in str(failure.value)
+    assert re.search(rf"{topic.name}-0|partition 0 of topic {topic.name} (is gone|ends at offset 0)", str(failure.value))
     assert topic.taken == [b"0", b"1"]
 
     topic.run("another", beside=other)

@@ -1,7 +1,8 @@
 """Find records that a lane had not read and Kafka no longer holds, and the positions from which the lane can continue. Pure.
 
-Runs in `fanout accept-loss`, while no job runs the lane. A position is the next offset of a partition. Spark refuses to
-continue where records are gone (`failOnDataLoss`). Gone records are lost events, and an operator has to accept the loss.
+Runs in `fanout accept-loss`, while no job runs the lane. A position is the next offset of a partition. The lanes refuse to
+continue where records are gone (`failOnDataLoss` of Spark, `kafka.offset_ranges`, `kafka.record_reader`). Gone records are lost
+events, and an operator has to accept the loss.
 Guarantee: no record that Kafka still holds is skipped, and the lane's state is untouched. One exception: a topic was deleted
 and recreated, and now has at least as many records as were read of the old topic. The new topic looks like the old one, so its
 first records are skipped.

@@ -174,7 +174,8 @@ class PausedTopics:
         """Move the positions of all paused topics back into the offset log. Called when the lane ends.
 
         After that an older version of fanout, which ignores the file of paused topics, can run the lane.
-        Never raises: the lane may end because of the checkpoint, and the next start moves the positions as well.
+        Never raises. An error is only logged, because the lane may be ending for the same error: its checkpoint cannot be read
+        or written. The next start moves the positions as well.
         """
         if not self._topics:
             return

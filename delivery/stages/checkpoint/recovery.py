@@ -66,8 +66,8 @@ def require_whole(spark: SparkSession, checkpoint: str) -> None:
     """Raise LaneFailed if the offsets of the newest committed micro-batch are gone from the lane's folder `checkpoint`.
 
     Without these offsets Spark would run an earlier micro-batch again: the newest one whose offsets the folder has. Spark would
-    fail only after all deliveries of that micro-batch had been sent again. If a later micro-batch was started, Spark would fail
-    at once.
+    fail only after all deliveries of that micro-batch had been sent again. Only if the micro-batch after the newest committed
+    one was started too, Spark would fail at once.
     """
     committed = max(_numbers(spark, f"{checkpoint}/commits"), default=-1)
     if committed >= 0 and committed not in _numbers(spark, f"{checkpoint}/offsets"):

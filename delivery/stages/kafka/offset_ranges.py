@@ -29,7 +29,7 @@ PARTITION_COST = 4
 """One more partition costs a task as much as this many records."""
 PROPERTY = "fanout.offset_ranges"
 """Name of the local property of Spark with the ranges of all tasks of a micro-batch. Spark copies the local properties of the
-thread that runs a micro-batch to each task. Each task gets all ranges: those of 1,000 partitions have about 10 kB."""
+thread that runs a micro-batch to each task. Each task gets all ranges: those of 1,000 partitions have about 20 kB."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -57,12 +57,18 @@ class PlannedOffsets:
     def ranges(self) -> list[RecordRange]:
         """Return the offsets to read, of partitions with at least one record.
 
-        A partition that the query has never read begins at 0: Spark has checked that Kafka holds its first record.
+        A partition that the query has never read begins at 0. Raise LaneFailed if a partition is gone, or ends before the
+        query's position. Spark makes these checks only when it plans to read the records itself, and commits the end offsets in
+        any case.
         """
         planned = self._execution().lastExecution().analyzed().collectLeaves().head()
+        if planned.getClass().getSimpleName() == "LocalRelation":  # Spark's plan for a source without a new offset
+            return []
         start, end = (found.get().partitionToOffsets().toSet() for found in (planned.startOffset(), planned.endOffset()))
-        starts = dict(_entries(start.diff(end)))
-        ranges = [RecordRange(*place, starts.get(place, 0), offset) for place, offset in _entries(end.diff(start))]
+        starts, ends = dict(_entries(start.diff(end))), dict(_entries(end.diff(start)))
+        for place, offset in starts.items():
+            _require_held(place, offset, ends.get(place))
+        ranges = [RecordRange(*place, starts.get(place, 0), offset) for place, offset in ends.items()]
         return [found for found in ranges if found.start < found.end]
 
     def _execution(self) -> Any:
@@ -71,6 +77,17 @@ class PlannedOffsets:
             if query.name() == self._name:
                 return query.streamingQuery()
         raise errors.LaneFailed(f"Spark runs no query {self._name}")
+
+
+def _require_held(place: tuple[str, int], position: int, end: int | None) -> None:
+    """Raise LaneFailed if a partition no longer has the query's position. `end` None: the partition is gone."""
+    if end is not None and end >= position:
+        return
+    found = "is gone" if end is None else f"ends at offset {end}"
+    raise errors.LaneFailed(
+        f"partition {place[1]} of topic {place[0]} {found}, and the lane was at offset {position}: the topic was deleted, or "
+        "its log was cut. With the job stopped, `fanout accept-loss` lists what is lost"
+    )
 
 
 def _entries(offsets: Any) -> Iterable[tuple[tuple[str, int], int]]:

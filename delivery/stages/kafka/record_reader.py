@@ -101,7 +101,7 @@ class ReadsRanges(Protocol):
     """A function that reads offset ranges in a task. Survives pickling."""
 
     def __call__(self, ranges: Sequence[RecordRange], /) -> Iterator[list[Record]]:
-        """Yield the records of `ranges`, each with another partition. Those of a partition are in the order of their offsets.
+        """Yield the records of `ranges`, those of each partition in the order of their offsets. A partition has one range.
 
         Raise KafkaUnavailable if Kafka does not answer, and TopicUnreadable if it does not give records of a range.
         """
@@ -167,30 +167,31 @@ class _RangeConsumer:
             if polled:
                 polled += self._consumer.consume(RECORDS_AT_ONCE - 1, 0)
             messages = unread.take(polled)
-            yield [record_of(message, with_key=with_keys) for message in messages]
+            now = time.monotonic()
             if messages:
-                deadline = time.monotonic() + self._bounds.silence_s
-            elif time.monotonic() > deadline:
+                deadline = now + self._bounds.silence_s
+            elif unread and now > deadline:
                 raise errors.KafkaUnavailable(f"{NO_RECORDS}: {unread.explain()}. Check the brokers")
+            yield [record_of(message, with_key=with_keys) for message in messages]
+            deadline += time.monotonic() - now  # the task's own work is no silence of Kafka
             if unread and (passed := unread.drain_passed()):
                 self._consumer.incremental_unassign(passed)
 
     def _in_order(self, taken: Iterable[list[Record]], unread: Unread, order: RangeOrder) -> Iterator[list[Record]]:
         """Yield the records of `taken` in the order of the ranges. While too many wait, fetch only the earliest range."""
-        fetched = None
-        """The only partition that is fetched; None: all partitions with unread records are."""
+        fetched: Place | None = None  # the only partition that is fetched; None: all unread partitions are fetched
         for records in taken:
             yield order.release(records, unread)
-            if not unread or (fetched is None and not order.is_full):
+            if not unread or (fetched == unread.first() if order.is_full else fetched is None):
                 continue
             earliest, *others = unread.next_offsets()
             if fetched is None:
                 self._consumer.incremental_unassign(others)
-            elif not order.is_full:
-                self._consumer.incremental_assign(others if earliest == fetched else [earliest, *others])
-            elif earliest != fetched:
-                self._consumer.incremental_assign([earliest])
-            fetched = earliest if order.is_full else None
+            elif fetched != unread.first():
+                self._consumer.incremental_assign([earliest] if order.is_full else [earliest, *others])
+            else:
+                self._consumer.incremental_assign(others)
+            fetched = unread.first() if order.is_full else None
 
     def _list_topics(self, wanted: set[str]) -> None:
         now = time.monotonic()
@@ -223,6 +224,10 @@ class Unread:
 
     def __contains__(self, place: Place) -> bool:
         return place in self._unread
+
+    def first(self) -> Place:
+        """Return the first partition that is not read, in the order of the ranges."""
+        return next(iter(self._unread))
 
     def next_offsets(self) -> list[TopicPartition]:
         """Return the partitions that are not read, in the order of the ranges, each with its next offset."""
@@ -296,7 +301,7 @@ class RangeOrder:
         self._bytes = 0
         self._max_bytes = max_bytes
         self.is_full = False
-        """True: more than `max_bytes` wait, or more than half of it since then."""
+        """True after more than `max_bytes` waited, until at most half of that waits."""
 
     def release(self, taken: Iterable[Record], unread: Unread) -> list[Record]:
         """Return the records before which none is missing: of those that waited, and of `taken`. The others wait.

@@ -7,7 +7,7 @@ micro-batch before the micro-batch runs. After a crash Spark reads exactly the s
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
@@ -26,6 +26,11 @@ minute the lane continued only after that minute. The timeout cannot be much sho
 leaders, 9 s by Kafka's default. All tries together take as long as with the defaults, about 3 minutes."""
 
 
+PRUNED_SOURCE: Mapping[str, str] = {
+    # Spark refuses to limit a stream, and to unite it with a frame that is no stream.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+}
+"""Settings of Spark for the session of `task_numbers`."""
 REALTIME_FETCH_WAIT_MS = "50"
 """Milliseconds for which a broker keeps a fetch of the real-time lane that finds no record. A record that comes ends the
 fetch at once. Each partition has a consumer, which fetches again at once: with 5 ms, an idle consumer fetched up to 200
@@ -56,6 +61,18 @@ def read(
         wanted = f"^(?!(?:{'|'.join(map(re.escape, sorted(without)))})$)(?:{wanted})"
     options = {"subscribePattern": wanted, "maxOffsetsPerTrigger": str(at_most)}
     return _stream(spark, kafka, {"startingOffsets": source.starting_offsets, **options})
+
+
+def task_numbers(offsets: DataFrame, tasks: int) -> DataFrame:
+    """Return a streaming frame with the numbers of `tasks` tasks, one row for each, in place of the records of `offsets`.
+
+    Spark plans and commits the offsets of the stream `offsets`. For a query with state: its plan is fixed when it starts. Its
+    session needs the settings PRUNED_SOURCE.
+    """
+    # Spark plans the offsets first, and then removes a stream of no rows from the plan, so no task reads it in the JVM. With
+    # `where("false")` Spark would keep the stream, and read all records.
+    none = offsets.limit(0).select(F.lit(0).cast("long").alias("id"))
+    return none.union(offsets.sparkSession.range(0, tasks, 1, tasks))
 
 
 def read_realtime(
@@ -129,7 +146,8 @@ def _stream(spark: SparkSession, kafka: settings.KafkaSettings, options: dict[st
         "kafka.default.api.timeout.ms": ASK_TIMEOUT_MS,
         "fetchOffset.numRetries": ASK_TIMES,
         **kafka_clients.for_spark(kafka),
-        # Records that expired before they were read are lost events, so they fail the query.
+        # Records that expired before they were read are lost events, so they fail the query. For the batch lane Spark does not
+        # check this: `offset_ranges` and `record_reader` do.
         "failOnDataLoss": "true",
     }
     return spark.readStream.format("kafka").options(**{**always, **options}).load()

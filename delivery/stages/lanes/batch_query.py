@@ -33,7 +33,7 @@ class BatchQuery(StatefulLane):
 
     `direct_from` has the positions at which the direct lane of the same job continues. None: the job runs no direct lane, or
     the direct lane's first offset is unknown. The positions decide which rejected records this lane reports
-    (`collect_segments.RoutePartition.direct_from`).
+    (`collect_segments.RouteAssignment.direct_from`).
     """
 
     NAME = "batch"
@@ -52,7 +52,7 @@ class BatchQuery(StatefulLane):
     ) -> None:
         super().__init__(config, spark, acquire, stop, context)
         self._direct_from = direct_from
-        for name, value in collect_segments.PRUNED_SOURCE.items():
+        for name, value in topic_source.PRUNED_SOURCE.items():
             self._spark.conf.set(name, value)
         self._planned_offsets = offset_ranges.PlannedOffsets(self._spark, self.NAME)
         # In the order of the ranges, so that a micro-batch that runs again puts the same events into each batch.
@@ -100,16 +100,15 @@ class BatchQuery(StatefulLane):
         offsets = topic_source.read(
             self._spark, self._config.kafka, self._config.source, at_most=at_most, beside=batch.ticks_topic, without=left_out
         )
-        return self._routed(offsets)
+        return self._routed(topic_source.task_numbers(offsets, self._size.tasks))
 
-    def _routed(self, offsets: DataFrame) -> DataFrame:
+    def _routed(self, numbers: DataFrame) -> DataFrame:
         early_s = self._interval_s * TRIGGERS_EARLY
         routed = collect_segments.route(
-            offsets,
+            numbers,
             self._tools,
             self._delta.source,
             self._read,
-            self._size.tasks,
             shard_keys=self._shard_keys,
             immediate_flush_s=early_s,
             direct_from=self._direct_from,

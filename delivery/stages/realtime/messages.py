@@ -1,8 +1,8 @@
 """Define the messages between the driver and the tasks of the real-time lane.
 
 Each task sends a TaskReport several times a second until it ends or an update asks it to stop. The driver answers with a
-DriverUpdate. The last report of a task, in any state but RUNNING, gets no answer. Runs on the driver and in the executors'
-Python workers. Must not import the settings: pydantic would take 11 MB of a worker.
+DriverUpdate. The last report of a task has another state than RUNNING, and gets no answer. Runs on the driver and in the
+executors' Python workers. Must not import the settings: pydantic would take 11 MB of a worker.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ def buffer() -> ReportBuffer:
 
 @dataclass(frozen=True, slots=True)
 class BufferedTotal:
-    """One total, by its name, of the buffer of the process that calls `add`. Survives pickling.
+    """The name of one total. `add` adds to this total in the buffer of the process in which it is called.
 
-    In the real-time lane it replaces an accumulator.
+    So this object can be pickled and sent to the workers. In the real-time lane it replaces an accumulator.
     """
 
     name: str

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812  # the name that every PySpark codebase uses
 
 from delivery.stages.kafka import offset_ranges, record_reader
 from delivery.stages.kafka.offset_ranges import RecordRange
@@ -28,11 +27,9 @@ their order matters. A row without key and value makes the shard check its due t
 _ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value", pa.binary())])
 
 
-PRUNED_SOURCE: Mapping[str, str] = {
-    # Spark refuses to limit a stream, and to unite it with a frame that is no stream.
-    "spark.sql.streaming.unsupportedOperationCheck": "false",
-}
-"""Settings of Spark for the session of `route`."""
+CHUNK_RECORDS = 1000
+"""Records that are collected at once. Always as many, however Kafka sent them: the end of a chunk decides which events share a
+segment, and a micro-batch that runs again must put the same events into each batch."""
 
 
 class RoutedRow(NamedTuple):
@@ -44,11 +41,10 @@ class RoutedRow(NamedTuple):
 
 
 def route(
-    offsets: DataFrame,
+    numbers: DataFrame,
     tools: task_context.Tools,
     source: registries.RegistrySource,
     read: record_reader.ReadsRanges,
-    tasks: int,
     *,
     shard_keys: tuple[int, ...],
     immediate_flush_s: float,
@@ -56,14 +52,12 @@ def route(
 ) -> DataFrame:
     """Return rows of SCHEMA for the shards: segments with the events that go to endpoints in batch mode.
 
-    `offsets` is a stream of records that Spark does not read: it only plans and commits their offsets. `tasks` tasks read the
-    records themselves, with `read`. For each micro-batch `offset_ranges.send` sends them their ranges. The first task also
-    yields one row without key and value for each shard in `shard_keys`. Events of endpoints with a `max_wait_s` of at most
-    `immediate_flush_s` leave in the same micro-batch. `direct_from` is that of RouteAssignment.
-
-    Needs a session with the settings PRUNED_SOURCE.
+    `numbers` has a row for each task (`topic_source.task_numbers`). The tasks read records with `read`. For each micro-batch
+    `offset_ranges.send` sends them their ranges. The first task also yields one row without key and value for each shard in
+    `shard_keys`. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` leave in the same micro-batch.
+    `direct_from` is that of RouteAssignment.
     """
-    partition = RouteAssignment(
+    assignment = RouteAssignment(
         tools=tools,
         source=source,
         read=read,
@@ -71,11 +65,7 @@ def route(
         immediate_flush_s=immediate_flush_s,
         direct_from=direct_from,
     )
-    # Spark plans the offsets first, and then removes a stream of no rows from the plan, so no task reads it in the JVM. With
-    # `where("false")` Spark would keep the stream, and read all records.
-    none = offsets.limit(0).select(F.lit(0).cast("long").alias("id"))
-    numbers = offsets.sparkSession.range(0, tasks, 1, tasks)  # one in each task
-    return none.union(numbers).mapInArrow(partition, SCHEMA)
+    return numbers.mapInArrow(assignment, SCHEMA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +96,10 @@ class RouteAssignment:
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         if 0 in numbers:  # each shard checks its due times in every micro-batch, also without records
             yield from written([RoutedRow(key) for key in self.shard_keys])
-        read = itertools.chain.from_iterable(self.read(self.ranges_of(number)) for number in numbers)
-        for collected in task.worker.collect(read, self.source, shards=shards, immediate_flush_s=self.immediate_flush_s):
+        polled = itertools.chain.from_iterable(self.read(self.ranges_of(number)) for number in numbers)
+        records = itertools.chain.from_iterable(polled)
+        chunks = iter(lambda: list(itertools.islice(records, CHUNK_RECORDS)), [])
+        for collected in task.worker.collect(chunks, self.source, shards=shards, immediate_flush_s=self.immediate_flush_s):
             collected.results.rejections = [found for found in collected.results.rejections if self._is_reported(found)]
             task.write(collected.results)
             yield from written(RoutedRow(self.shard_keys[row.shard], value=row.segment) for row in collected.rows)

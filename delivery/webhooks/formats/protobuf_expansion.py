@@ -150,7 +150,7 @@ class ProtobufExpansion:
                 found = waiting.pop()
                 for field in (*found.fields, *self._pool.FindAllExtensions(found)):
                     self._add(self._plans[found.full_name].parts, field, waiting)
-        except ValueError:
+        except (ValueError, errors.EventRejected):
             self._plans.clear()  # some have no parts yet
             raise
         return plan
@@ -160,7 +160,11 @@ class ProtobufExpansion:
         name = descriptor.full_name
         if name not in self._plans:
             if descriptor.GetOptions().message_set_wire_format:
-                raise ValueError(f"{name[:60]} has message_set_wire_format, which is not supported")
+                raise errors.EventRejected(
+                    "undecodable",
+                    f"type {name[:60]} in the value's Protobuf schema has the option message_set_wire_format, which fanout "
+                    "does not read: publish with a schema without this option",
+                )
             self._plans[name] = _Plan(_own(descriptor), has_any=name == _ANY)
             waiting.append(descriptor)
         return self._plans[name]

@@ -53,7 +53,7 @@ class Transport:
         soft_connection_limit: Callable[[str], float] = lambda _: math.inf,
         bounds: connection_pool.PoolBounds = connection_pool.BOUNDS,
     ) -> None:
-        """`endpoint_time` returns the time by which timeouts count.
+        """`endpoint_time` is the clock by which timeouts are measured. It returns seconds.
 
         A worker passes its endpoint clock, which slows down while the process waits for CPU or memory. The default, the event
         loop's clock, does not. Waits for CPU or memory add at most `max_extension_s` seconds to a timeout. `max_connections` 0:

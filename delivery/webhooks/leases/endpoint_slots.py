@@ -82,8 +82,9 @@ class EndpointSlots:
     def limits_of(self, endpoint: Endpoint) -> SharedLimits:
         """Return the limits of an endpoint, for a lease that begins.
 
-        Leases that are in flight at the same time share a semaphore if they began with the same `max_in_flight`. They share a
-        turn if they began with the same rate: a lease with a higher rate does not wait behind the old rate.
+        Leases that are in flight at the same time share a semaphore if they began with the same `max_in_flight`. They share the
+        lock `turn` if they began with the same rate. So a lease with a new, higher rate does not wait behind leases that still
+        have the old rate.
         """
         most = self._bounds.in_flight_to(endpoint)
         key = (endpoint.endpoint_id, most)

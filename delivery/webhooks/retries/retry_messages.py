@@ -250,7 +250,8 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     endpoint_id: EndpointId
     customer_id: CustomerId
     order_key: str | None
-    """Set: entries to attempt are attempted one after the other, until one fails. None: entries to attempt have no order."""
+    """The order key that all entries share. The worker attempts the entries one after the other, until one fails. None: the
+    entries have no order."""
     number: int
     """Number of the lease in its shard, which its report names. 0: no report is expected, because `given_up` is set."""
     given_up: str | None

@@ -51,8 +51,9 @@ forgotten. A write in flight may have as many more. A key with 10,000 events a s
 _REGISTRY_ID = re.compile(mistakes.ID_PATTERN)
 
 Write = Callable[[Counts, dt.date], Awaitable[Sums]]
-"""Add counts, each of a day and a tenant, to those of all processes. Return the sums of these days and tenants over all
-processes. The date is today: counts of days before yesterday are deleted. Raise FanoutError if Postgres is unavailable."""
+"""A function that adds this process's counts, by day and tenant, to the sums of all processes in Postgres. It returns the new
+sums of these days and tenants. Its second argument is today's date: the function also deletes the counts of days before
+yesterday. It raises FanoutError if Postgres is unavailable."""
 
 
 class DailyQuotas:

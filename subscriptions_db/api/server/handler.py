@@ -72,7 +72,8 @@ class ApiAnswer:
     document: dict[str, Any] | None
     is_repeated: bool = False
     sending: routes.PendingSend | None = None
-    """A test event to record, then to send; its result is the document."""
+    """Set if the handler asks for a test event, which is recorded and then sent. The result of its attempt takes the place of
+    `document` in the answer."""
     exchange: routes.PendingQuestion | None = None
     """A request for a receiver's permission (a question), to record, then to send. The reply decides the document."""
     awaited: routes.LongPoll | None = None

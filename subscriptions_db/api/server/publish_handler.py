@@ -210,9 +210,11 @@ class Publishing:
         of_key, of_all = self._bytes[key_id], self._bytes.total()
         if of_key and of_key + size > self._max_bytes * MAX_SHARE_OF_KEY:
             headers = {"retry-after": str(problems.RETRY_AFTER_S)}
-            raise problems.Refused(429, "too many bytes of your events arrive or wait for Kafka: try again", headers=headers)
+            problem = "too many bytes of your events arrive or wait for Kafka: nothing was published, try again"
+            raise problems.Refused(429, problem, headers=headers)
         if of_all and of_all + size > self._max_bytes:
-            raise problems.unavailable("too many bytes of events arrive or wait for Kafka: try again")
+            problem = "too many bytes of all publishers' events arrive or wait for Kafka: nothing was published, try again"
+            raise problems.unavailable(problem)
         self._bytes[key_id] += size
         try:
             yield

@@ -8,6 +8,7 @@ import pytest
 
 from delivery.config import plan_builder, settings
 from delivery.model import Record
+from delivery.registry_model import Batching, DeliveryMode
 from delivery.stages.tasks import collect_segments, task_context
 from delivery.webhooks.routing import registries
 from delivery.webhooks.state import pickling
@@ -53,6 +54,25 @@ def test_one_task_of_a_micro_batch_makes_the_shards_check_their_due_times(tmp_pa
     tools = task_context.Tools(plan=plan_builder.plan_of(CONFIG), observe=lambda _: None, sink=sinks.Folder(tmp_path))
     rows = [assignments.routing_task(tools, SOURCE, [], direct_from=None, number=number) for number in (0, 1)]
     assert [[batch.column("shard").to_pylist() for batch in of_task] for of_task in rows] == [[[1, 2]], []]
+
+
+def test_the_segments_do_not_depend_on_how_kafka_cut_the_records(tmp_path):
+    """A micro-batch that runs again must put the same events into each batch. More than 2 MiB of full batches leave at once."""
+    endpoint = builders.endpoint(mode=DeliveryMode.BATCH, batching=Batching(max_events=100, max_wait_s=60))
+    snapshot = builders.snapshot(endpoint, builders.subscription())
+    source = registries.BroadcastSource(base_id="cut", broadcast=SimpleNamespace(value=pickling.packed(snapshot)), delta=None)
+    tools = task_context.Tools(plan=plan_builder.plan_of(CONFIG), observe=lambda _: None, sink=sinks.Folder(tmp_path))
+    value = b'{"tenant_id":"t1","text":"%s"}' % (b"x" * 1000)
+    records = [Record("events.order.created", 0, offset, 0, value) for offset in range(4040)]
+
+    def rows(size):
+        cut = [records[begin : begin + size] for begin in range(0, len(records), size)]
+        return pa.Table.from_batches(assignments.routing_task(tools, source, cut, direct_from=None)).to_pylist()
+
+    expected = rows(500)
+    assert len({row["value"] for row in expected}) > 3
+    for size in (1, 700, 4040):
+        assert rows(size) == expected
 
 
 def test_what_a_task_routes_leaves_in_arrow_batches_of_bounded_size():
