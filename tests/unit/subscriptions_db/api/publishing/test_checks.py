@@ -102,7 +102,7 @@ def test_a_repeated_event_has_the_webhook_id_of_the_first():
     ("event", "text"),
     [
         ({"type": "order.created"}, "missing_attribute: the event has no tenant_id"),
-        ({"tenant_id": "t1"}, "missing_attribute: the event has no type, which names its topic: add it, or name a topic"),
+        ({"tenant_id": "t1"}, "missing_attribute: the event has no type, and without ?topic= the type names the topic"),
         (PLAIN | {"id": "\n"}, "bad_attribute: id is not printable text"),
         (PLAIN | {"type": True}, "bad_attribute: type is not printable text"),
         (PLAIN | {"note": "x" * 262_144}, "too_large: "),
@@ -142,7 +142,7 @@ def test_a_key_that_names_tenants_publishes_for_no_other():
         checks.require_tenants(events, tenants, rules())
     with pytest.raises(problems.Refused) as refused:
         checks.require_tenants(events, frozenset({"t1"}), rules())
-    detail = "[1]: the key may not publish for tenant t2: use a key for this tenant"
+    detail = "[1]: the key may not publish for tenant t2: use a key for this tenant. Nothing was published"
     assert (refused.value.problem.status, refused.value.problem.detail) == (403, detail)
 
 
