@@ -1,4 +1,4 @@
-"""Find the offset ranges of a lane's present micro-batch, as Spark has planned them, divide them among tasks, and send them.
+"""Find the offset ranges of a lane's current micro-batch, as Spark has planned them, divide them among tasks, and send them.
 
 Used by the direct lane and the batch lane. Runs on the driver. The executors use only RecordRange and `received`. Spark's Kafka
 source chooses the offsets of a micro-batch, and Spark writes them to the checkpoint before the micro-batch runs. The lane's
@@ -28,8 +28,9 @@ _ENTRY = re.compile(r"\(([\w.-]+)-(\d+),(-?\d+)\)")
 PARTITION_COST = 4
 """One more partition costs a task as much as this many records."""
 PROPERTY = "fanout.offset_ranges"
-"""Name of the local property of Spark with the ranges of all tasks of a micro-batch. Spark copies the local properties of the
-thread that runs a micro-batch to each task. Each task gets all ranges: those of 1,000 partitions have about 20 kB."""
+"""Name of the local property (`SparkContext.setLocalProperty`) with the ranges of all tasks of a micro-batch. Spark copies the
+local properties of the thread that runs a micro-batch to each task. Each task gets all ranges: those of 1,000 partitions have
+about 20 kB."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -55,14 +56,15 @@ class PlannedOffsets:
         self._name = name
 
     def ranges(self) -> list[RecordRange]:
-        """Return the offsets to read, of partitions with at least one record.
+        """Return the offsets to read, of partitions with at least one new offset.
 
         A partition that the query has never read begins at 0. Raise LaneFailed if a partition is gone, or ends before the
-        query's position. Spark makes these checks only when it plans to read the records itself, and commits the end offsets in
-        any case.
+        query's position. Spark makes these checks only when it plans to read the records itself. Without them it would commit
+        the end offsets, and the records would be lost.
         """
+        # The Kafka source is the first leaf, because `topic_source.task_numbers` puts it first in its union.
         planned = self._execution().lastExecution().analyzed().collectLeaves().head()
-        if planned.getClass().getSimpleName() == "LocalRelation":  # Spark's plan for a source without a new offset
+        if planned.getClass().getSimpleName() == "LocalRelation":  # in place of a source without new offsets
             return []
         start, end = (found.get().partitionToOffsets().toSet() for found in (planned.startOffset(), planned.endOffset()))
         starts, ends = dict(_entries(start.diff(end))), dict(_entries(end.diff(start)))
@@ -76,17 +78,21 @@ class PlannedOffsets:
         for query in self._spark._jsparkSession.streams().active():  # noqa: SLF001
             if query.name() == self._name:
                 return query.streamingQuery()
-        raise errors.LaneFailed(f"Spark runs no query {self._name}")
+        raise errors.LaneFailed(
+            f"the query {self._name} has ended while it handled a micro-batch: see the log before this line"
+        )
 
 
 def _require_held(place: tuple[str, int], position: int, end: int | None) -> None:
-    """Raise LaneFailed if a partition no longer has the query's position. `end` None: the partition is gone."""
+    """Raise LaneFailed if a partition ends before the query's position. `end` None: the partition no longer exists."""
     if end is not None and end >= position:
         return
-    found = "is gone" if end is None else f"ends at offset {end}"
+    if end is None:
+        found = f"no longer exists (the lane's position is {position}): the topic was deleted"
+    else:
+        found = f"ends at offset {end}, but the lane's position is {position}: the topic was created again, or its log was cut"
     raise errors.LaneFailed(
-        f"partition {place[1]} of topic {place[0]} {found}, and the lane was at offset {position}: the topic was deleted, or "
-        "its log was cut. With the job stopped, `fanout accept-loss` lists what is lost"
+        f"partition {place[1]} of topic {place[0]} {found}. With the job stopped, `fanout accept-loss` lists what is lost"
     )
 
 
@@ -103,7 +109,7 @@ def _entries(offsets: Any) -> Iterable[tuple[tuple[str, int], int]]:
 
 
 def divided(ranges: Sequence[RecordRange], tasks: int) -> tuple[tuple[RecordRange, ...], ...]:
-    """Return the ranges of each task, of at most `tasks` tasks with about equal loads. Each task gets at least one range.
+    """Divide the ranges into at most `tasks` parts with about equal loads. No part is empty, so there may be fewer.
 
     Each partition is read by exactly one task. The same ranges and number of tasks always give the same result.
     """
@@ -117,7 +123,9 @@ def divided(ranges: Sequence[RecordRange], tasks: int) -> tuple[tuple[RecordRang
 
 
 def send(context: SparkContext, assignments: Sequence[Sequence[RecordRange]]) -> None:
-    """Send the ranges of each task to the tasks of this micro-batch. For a plan whose closure is fixed (`received`).
+    """Send the ranges of each task to the tasks of this micro-batch, which read them with `received`.
+
+    For a plan that Spark serialized when the query started, so that the ranges cannot be in its closure.
 
     Called inside the function of `foreachBatch`, on the thread on which Spark calls that function.
     """
@@ -125,16 +133,16 @@ def send(context: SparkContext, assignments: Sequence[Sequence[RecordRange]]) ->
 
 
 def received(number: int) -> list[RecordRange]:
-    """Return the ranges of the task with this number, as `send` sent them. A task beyond their number gets none.
+    """Return the ranges of the task with this number, as `send` sent them. A task beyond the last part gets none.
 
-    Raise RuntimeError if the driver sent no ranges to this micro-batch.
+    Raise RuntimeError if the driver's thread has never sent ranges. Each micro-batch must send its own.
     """
     context = TaskContext.get()
     sent = None if context is None else context.getLocalProperty(PROPERTY)
     if sent is None:
         raise RuntimeError(
-            "this task has no offset ranges, so the task fails: foreachBatch did not start its micro-batch. Send this "
-            "traceback to the maintainers of the platform"
+            f"this task got no offset ranges (local property {PROPERTY}), so the task fails: it was started outside "
+            "foreachBatch. Send this traceback to the maintainers of the platform"
         )
     assignments = _decoder.decode(zlib.decompress(base64.b64decode(sent)))
     return assignments[number] if number < len(assignments) else []

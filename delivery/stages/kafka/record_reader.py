@@ -54,9 +54,10 @@ LISTING_STEP_S = 1.0
 RECORDS_AT_ONCE = 500
 """Most records of one poll."""
 MAX_HELD_BYTES = 8 * 1024 * 1024
-"""Most bytes of records that wait for those of an earlier range. With more, the reader fetches only the earliest range."""
+"""If more bytes than this wait for records of an earlier range, the reader fetches only the earliest range. One poll may exceed
+it."""
 RECORD_BYTES = 500
-"""Bytes that a record counts besides its value and its headers."""
+"""Estimated memory of a record without its value and headers."""
 LIST_EVERY_S = 600.0
 """Seconds after which a process lists the topics again. librdkafka forgets a topic's leaders 15 minutes after it listed the
 topic, and then needs up to a second to begin with the topic."""
@@ -173,17 +174,17 @@ class _RangeConsumer:
             elif unread and now > deadline:
                 raise errors.KafkaUnavailable(f"{NO_RECORDS}: {unread.explain()}. Check the brokers")
             yield [record_of(message, with_key=with_keys) for message in messages]
-            deadline += time.monotonic() - now  # the task's own work is no silence of Kafka
+            deadline += time.monotonic() - now  # the caller's work on these records is no silence of Kafka
             if unread and (passed := unread.drain_passed()):
                 self._consumer.incremental_unassign(passed)
 
     def _in_order(self, taken: Iterable[list[Record]], unread: Unread, order: RangeOrder) -> Iterator[list[Record]]:
-        """Yield the records of `taken` in the order of the ranges. While too many wait, fetch only the earliest range."""
-        fetched: Place | None = None  # the only partition that is fetched; None: all unread partitions are fetched
+        """Yield the records of `taken` in the order of the ranges. While `order` is full, fetch only the earliest range."""
+        fetched: Place | None = None  # the only unread partition that is assigned; None: all unread partitions are
         for records in taken:
             yield order.release(records, unread)
             if not unread or (fetched == unread.first() if order.is_full else fetched is None):
-                continue
+                continue  # as it should be
             earliest, *others = unread.next_offsets()
             if fetched is None:
                 self._consumer.incremental_unassign(others)
@@ -237,7 +238,7 @@ class Unread:
         """Return the messages that are in the ranges, and note how far the partitions are read now.
 
         A range is read when one of these has come: its last offset, a later offset, or the end of the partition at or behind
-        the range's end. Transactions and compaction leave offsets without a record. A message that came already is left out.
+        the range's end. Transactions and compaction leave offsets without a record. A message that comes again is left out.
         Raise TopicUnreadable if a partition cannot be read.
         """
         wanted = []
@@ -271,7 +272,7 @@ class Unread:
     def _note(self, error: KafkaError, place: Place, offset: int) -> None:
         span = self._unread.get(place)
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
-            # A partition that ends before the range's end: this broker lags, so wait.
+            # If the partition ends before the range's end, this replica does not have the records yet: keep polling.
             if span is not None and offset >= span[1]:
                 del self._unread[place]
         elif span is None or error.code() in _PASSING:
@@ -282,7 +283,7 @@ class Unread:
                 f"partition {place[1]} of topic {place[0]} cannot be read from offset {span[0]} on: {error.str()}. Check the "
                 "job's right to read the topic, and the brokers' logs. Steps: docs/operations.md#fanoutabsent-fanoutnotready"
             )
-        elif span[0] <= offset < span[1]:  # another offset was fetched ahead, for an earlier range
+        elif span[0] <= offset < span[1]:  # other offsets were fetched for an earlier task, or ahead of this one
             raise errors.TopicUnreadable(
                 f"partition {place[1]} of topic {place[0]} no longer has the records from offset {span[0]} to {span[1] - 1}: "
                 "they expired or were deleted before they were read, or the topic was deleted and created again. With the job "
@@ -295,18 +296,19 @@ class RangeOrder:
 
     def __init__(self, ranges: Sequence[RecordRange], *, max_bytes: int = MAX_HELD_BYTES) -> None:
         self._places = collections.deque((found.topic, found.partition) for found in ranges)
-        """The ranges that are not released whole."""
+        """The partitions of which records are not released yet, in the order of the ranges."""
         self._held: dict[Place, list[Record]] = collections.defaultdict(list)
         """The records that wait, by range."""
         self._bytes = 0
         self._max_bytes = max_bytes
         self.is_full = False
-        """True after more than `max_bytes` waited, until at most half of that waits."""
+        """True from the moment when more than `max_bytes` wait, until at most `max_bytes // 2` wait."""
 
     def release(self, taken: Iterable[Record], unread: Unread) -> list[Record]:
-        """Return the records before which none is missing: of those that waited, and of `taken`. The others wait.
+        """Add `taken`, and return all records that can be passed on now. The others wait.
 
-        `unread` has taken these records. Not called again after all ranges are read.
+        These are the records of the first range that is not read, and of the ranges after it, up to the next one that is not
+        read. Called after `unread.take` for these records, and not after all ranges are read.
         """
         first, ready = self._places[0], []
         for record in taken:

@@ -1,7 +1,8 @@
-"""Read the topics of events, and the retries topic, from Kafka as streaming frames.
+"""Plan or read the topics of events, and the retries topic, as streaming frames.
 
 Runs on the driver; `fanout accept-loss` uses only `is_realtime`. Guarantee relied upon: Spark writes the offsets of a
-micro-batch before the micro-batch runs. After a crash Spark reads exactly the same offsets again.
+micro-batch before the micro-batch runs. After a crash Spark plans exactly the same offsets again. In the direct and batch lanes
+the tasks read them, in the other lanes Spark does.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ leaders, 9 s by Kafka's default. All tries together take as long as with the def
 
 
 PRUNED_SOURCE: Mapping[str, str] = {
-    # Spark refuses to limit a stream, and to unite it with a frame that is no stream.
+    # This check refuses `limit` on a stream, and the union of a stream with a static frame.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
 }
-"""Settings of Spark for the session of `task_numbers`."""
+"""Settings of Spark that a session needs for a plan with `task_numbers`."""
 REALTIME_FETCH_WAIT_MS = "50"
 """Milliseconds for which a broker keeps a fetch of the real-time lane that finds no record. A record that comes ends the
 fetch at once. Each partition has a consumer, which fetches again at once: with 5 ms, an idle consumer fetched up to 200
@@ -49,8 +50,9 @@ def read(
 ) -> DataFrame:
     """Return the stream of records on the topics of `source.topic_pattern`, and on the topic `beside`, if one is named.
 
-    Spark plans and commits the offsets of the stream. It reads no record, because the tasks do (`record_reader`). Topics that
-    are created later are included. A micro-batch has at most about `at_most` records: Spark takes at least one record of each
+    Spark plans and commits its offsets. The tasks read its records (`record_reader`), so a lane must not use the rows of this
+    frame: the direct lane ignores them, and the batch lane removes them by `task_numbers`. Topics that are created later are
+    included. A micro-batch has at most about `at_most` records: Spark takes at least one record of each
     partition with records. `without_realtime` leaves out the topics of the real-time lane. `without` names further topics to
     leave out.
     """
@@ -64,12 +66,12 @@ def read(
 
 
 def task_numbers(offsets: DataFrame, tasks: int) -> DataFrame:
-    """Return a streaming frame with the numbers of `tasks` tasks, one row for each, in place of the records of `offsets`.
+    """Return a frame with one row for each task: its number, from 0 to `tasks` - 1, in the only column.
 
-    Spark plans and commits the offsets of the stream `offsets`. For a query with state: its plan is fixed when it starts. Its
-    session needs the settings PRUNED_SOURCE.
+    The frame has no records. Spark still plans and commits the offsets of the stream `offsets`. Queries with state need it,
+    because a plan made in `foreachBatch` cannot use their state. The session needs the settings PRUNED_SOURCE.
     """
-    # Spark plans the offsets first, and then removes a stream of no rows from the plan, so no task reads it in the JVM. With
+    # Spark plans the offsets first. Then its optimizer removes a stream with `limit(0)`, so Spark's source reads nothing. With
     # `where("false")` Spark would keep the stream, and read all records.
     none = offsets.limit(0).select(F.lit(0).cast("long").alias("id"))
     return none.union(offsets.sparkSession.range(0, tasks, 1, tasks))
@@ -146,8 +148,8 @@ def _stream(spark: SparkSession, kafka: settings.KafkaSettings, options: dict[st
         "kafka.default.api.timeout.ms": ASK_TIMEOUT_MS,
         "fetchOffset.numRetries": ASK_TIMES,
         **kafka_clients.for_spark(kafka),
-        # Records that expired before they were read are lost events, so they fail the query. For the batch lane Spark does not
-        # check this: `offset_ranges` and `record_reader` do.
+        # Records that expired before they were read are lost events, so they fail the query. In the direct and batch lanes,
+        # `record_reader` finds expired records, and `offset_ranges` finds partitions that are gone or end too early.
         "failOnDataLoss": "true",
     }
     return spark.readStream.format("kafka").options(**{**always, **options}).load()

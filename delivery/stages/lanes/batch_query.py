@@ -24,8 +24,8 @@ from delivery.stages.tasks import batch_shard, collect_segments, deliver_batches
 from delivery.webhooks.routing import registries
 
 TRIGGERS_EARLY = 2
-"""Number of trigger intervals by which a batch may leave before its due time. Otherwise each batch would leave late: with the
-first micro-batch after its due time."""
+"""Most trigger intervals by which a batch may leave before its due time. Without them, it would leave in the first micro-batch
+after its due time, so late."""
 
 
 class BatchQuery(StatefulLane):
@@ -55,10 +55,11 @@ class BatchQuery(StatefulLane):
         for name, value in topic_source.PRUNED_SOURCE.items():
             self._spark.conf.set(name, value)
         self._planned_offsets = offset_ranges.PlannedOffsets(self._spark, self.NAME)
-        # In the order of the ranges, so that a micro-batch that runs again puts the same events into each batch.
+        # The records come in the order of the ranges, so that a micro-batch that runs again forms the same batches.
         self._read = record_reader.to(kafka_clients.for_reading(config.kafka), in_order=True)
         self._records: dict[int, int] = {}
-        """Number of handled records of each committed micro-batch that Spark has not reported yet, with the wake-ups."""
+        """Number of records and wake-ups of each committed micro-batch. An entry is removed when Spark reports the
+        micro-batch's progress."""
 
     @staticmethod
     def area_of(config: settings.Settings) -> settings.BatchSettings:
@@ -69,7 +70,7 @@ class BatchQuery(StatefulLane):
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
         With `once`, batches that are due by then are delivered, and the others stay in the state. A micro-batch sends at most
-        64 MiB of a shard (`batcher.BatchingBounds.max_sent_bytes`), so further queries may be necessary.
+        64 MiB of a shard (`batcher.BatchingBounds.max_sent_bytes`), so the query starts again while batches are still due.
         """
         self._run_query(watch, once=once)
         handled_ms = time.time() * 1000
@@ -133,7 +134,7 @@ class BatchQuery(StatefulLane):
         return result
 
     def _send_ranges(self) -> int:
-        """Send the micro-batch's ranges of events to its tasks, and return the number of wake-ups beside the events."""
+        """Send the micro-batch's ranges of events to its tasks. Return the number of new wake-ups, which no task reads."""
         events, wake_ups = [], 0
         for found in self._planned_offsets.ranges():
             if found.topic == self._config.batch.ticks_topic:

@@ -28,8 +28,9 @@ _ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value"
 
 
 CHUNK_RECORDS = 1000
-"""Records that are collected at once. Always as many, however Kafka sent them: the end of a chunk decides which events share a
-segment, and a micro-batch that runs again must put the same events into each batch."""
+"""Records of a chunk, which are collected at once. The last chunk of a task may have fewer. Chunks do not depend on how Kafka
+sent the records: at the end of a chunk full batches may become a segment, and a micro-batch that runs again must form the same
+batches."""
 
 
 class RoutedRow(NamedTuple):
@@ -52,9 +53,9 @@ def route(
 ) -> DataFrame:
     """Return rows of SCHEMA for the shards: segments with the events that go to endpoints in batch mode.
 
-    `numbers` has a row for each task (`topic_source.task_numbers`). The tasks read records with `read`. For each micro-batch
-    `offset_ranges.send` sends them their ranges. The first task also yields one row without key and value for each shard in
-    `shard_keys`. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` leave in the same micro-batch.
+    `numbers` has a row for each task (`topic_source.task_numbers`). The tasks read records with `read`. In each micro-batch the
+    driver sends their ranges with `offset_ranges.send`. The first task also yields one row without key and value for each shard
+    in `shard_keys`. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` leave in the same micro-batch.
     `direct_from` is that of RouteAssignment.
     """
     assignment = RouteAssignment(
@@ -72,7 +73,7 @@ def route(
 class RouteAssignment:
     """The function that Spark calls in each task: read records, yield rows of SCHEMA for the lane's state.
 
-    Spark passes the number of the task's assignment, in the only column of its rows. The function also writes the results of
+    Spark passes the task's number, in the only column of its row. The function also writes the results of
     this step to Kafka: skipped deliveries, rejected records and offset receipts.
     """
 
@@ -80,16 +81,16 @@ class RouteAssignment:
     source: registries.RegistrySource
     read: record_reader.ReadsRanges
     ranges_of: Callable[[int], Sequence[RecordRange]] = offset_ranges.received
-    """Returns the offset ranges of an assignment."""
+    """Returns the offset ranges of the task with a number."""
     shard_keys: tuple[int, ...]
     """The key of each shard in Spark's state (delivery.stages.checkpoint.shards)."""
     immediate_flush_s: float
     direct_from: Mapping[str, Mapping[str, int]] | None
-    """Offset from which the direct lane of the same job reports rejected records, by topic and partition (a decimal text). A
-    partition that is missing, such as those of the real-time lane: from its first record. From there on, this lane reports only
-    those with a reason in `intake.LANE_SPECIFIC`. The direct lane read earlier records before this job started, with other
-    settings perhaps, and may have accepted them. So this lane reports all that it rejects of them. None: the job runs no direct
-    lane, or the direct lane's first offset is unknown. Then this lane reports all."""
+    """The first offset that the direct lane of this job reads, by topic and partition (a decimal text). A partition that is
+    missing counts as 0, such as those of the real-time lane. From this offset on, the direct lane reports rejected records, so
+    this lane reports only those with a reason in `intake.LANE_SPECIFIC`. An earlier job read the records before it, perhaps
+    with other settings, so of these this lane reports all rejections. None: this lane reports all rejections, because the job
+    runs no direct lane, or the direct lane's first offset is unknown."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, shards = self.tools.begin(), len(self.shard_keys)
