@@ -115,7 +115,7 @@ class Delivery(NamedTuple):
     body: bytes
     """The body, signed and sent. Deliveries of one event in the same content mode and payload form share it."""
     content_headers: bytes = b""
-    """The header lines that describe the body, each ended by CRLF. Shared like the body."""
+    """The header lines that describe the body, each ended by CRLF. Deliveries that share `body` share these too."""
     order_key: str | None = None
     """Value of the payload's field that `Endpoint.order_by` names, as JSON, or a digest of a long value. Empty: the payload has
     no such field. Deliveries to one endpoint that have the same key stay in order. None: no order."""

@@ -165,9 +165,9 @@ class DeliverySettings(Area):
     lane, and the micro-batch ends."""
     patience_s: Seconds = 0.5
     """Response deadline. When a micro-batch has nothing else to do, it waits for answers. For each endpoint it waits as long as
-    its answers usually take, and never longer than this. Then the micro-batch ends. The attempts continue in the background,
-    and deliveries whose attempts fail go to the retry lane. A micro-batch does not wait only to make a quick retry. With the
-    value of `attempt_timeout_s` a micro-batch waits for all answers, and makes all quick retries."""
+    its answers usually take, and at most this long. Then the attempts continue in the background, and deliveries whose attempts
+    fail go to the retry lane, without a quick retry. It waits longer while hardly any endpoint answers, or while the background
+    has no room. From `attempt_timeout_s` on there is no deadline, and all quick retries are made."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
     """Most attempts at a delivery in a fast lane (direct, batch or real-time). When a micro-batch has nothing else to do, it
     leaves further attempts to the retry lane."""

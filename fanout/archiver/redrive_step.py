@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 PAUSE_S = 30.0
 """Seconds for which no dead letter is redriven after a failure of Kafka."""
 PAGES_UNTIL_TURNS = 4
-"""Number of pages of which one has the requests of all customers in turn. The others have the oldest requests. A page in turn
-reads all requests, about 0.4 s for 200,000, so most pages are cheaper."""
+"""Every fourth page takes the requests of all customers in turn. The pages between take the oldest requests. To take turns, all
+requests are read, which takes about 0.4 s for 200,000. So not every page does it."""
 
 
 class Redriver:

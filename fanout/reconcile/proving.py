@@ -36,8 +36,8 @@ from fanout.redrive import redrive_plan
 from fanout.terminal import commands
 
 MARGIN_MS = 600_000
-"""Milliseconds, ten minutes. `--since` selects offset receipts by their time. The results that a receipt counts are written
-before it, so the topics of results are read from this long before `--since` on."""
+"""Ten minutes, in milliseconds. `--since` selects offset receipts by their time. The results that a receipt counts were written
+before it. So the reading of the topics of results begins this long before `--since`."""
 MAX_SHOWN = 30
 """Maximum findings that are printed, and maximum rows of the table of event types and endpoints."""
 

@@ -144,7 +144,10 @@ class Plan:
 
 
 def batch_of(letter: DeadLetter) -> str:
-    """Return customer and `webhook-id` of the batch with the event of a dead letter; empty: no batch, or one without an id."""
+    """Return `customer/webhook-id` of the batch in which a dead letter's event was sent.
+
+    An empty text: the event was sent alone, or its batch has no id.
+    """
     return f"{letter.customer_id}/{letter.batch_webhook_id}" if letter.batch_webhook_id else ""
 
 
@@ -199,7 +202,8 @@ class Record(NamedTuple):
     postponed: bytes
     """Value for the retries topic: the retry entries of the dead letters."""
     note: bytes
-    """The note about all these dead letters: value of the header NOTE, and of a record of the attempts topic."""
+    """The note about all these dead letters. It is the value of the header NOTE of this record, and also the whole value of a
+    record of the attempts topic."""
 
 
 def records(

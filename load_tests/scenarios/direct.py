@@ -1,9 +1,10 @@
 """Measure the throughput of the direct lane at full speed, and its latency at a steady pace.
 
-1. The topics are filled before the job starts, so that the platform sets the pace, not the publisher.
-2. The first deliveries warm the job up: the JVM compiles, connections open. The warm-up has its own figures.
-3. CPU seconds and wall time are measured from the end of the warm-up to the last delivery.
-4. Events come at a steady pace, and the receiver measures the age of each event at its arrival.
+1. Throughput. The topics are filled before the job starts, so that the platform sets the pace, not the publisher. The first
+   deliveries warm the job up: the JVM compiles, connections open. The warm-up has its own figures. CPU seconds and wall time
+   are measured from the end of the warm-up to the last delivery.
+2. Latency. When this backlog is delivered, further events come at a steady pace. The receiver measures the age of each of them
+   at its arrival.
 """
 
 from __future__ import annotations

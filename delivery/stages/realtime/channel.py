@@ -116,7 +116,10 @@ def connect(address: Address) -> Channel:
     try:
         connection = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
     except OSError as exc:
-        raise ChannelBroken(f"the driver does not answer at {address.host}:{address.port}: {exc}") from exc
+        raise ChannelBroken(
+            f"a task of lane realtime cannot reach the driver at {address.host}:{address.port} ({exc}). Check that the network "
+            "policy lets executors reach this port of the driver (realtime.port)"
+        ) from exc
     try:
         _prepare(connection, CONNECT_S)
         return Channel(connection, address.key, _read(connection, _CHALLENGE_BYTES), is_driver=False)

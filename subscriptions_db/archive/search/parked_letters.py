@@ -44,8 +44,8 @@ class Unparked(NamedTuple):
 
     positions: list[int]
     has_more: bool
-    """True: more dead letters of the request are still parked, so the caller repeats the call. If `positions` is empty then,
-    the consumer has too many dead letters without an ack, and must ack some first."""
+    """True: more dead letters of the request are still parked, so the caller repeats the call. True with empty `positions`: the
+    consumer has too many dead letters without an ack, and must ack some before the next call."""
 
 
 def browse(
