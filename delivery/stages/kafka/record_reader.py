@@ -184,7 +184,7 @@ class _RangeConsumer:
         for records in taken:
             yield order.release(records, unread)
             if not unread or (fetched == unread.first() if order.is_full else fetched is None):
-                continue  # as it should be
+                continue  # the right partitions are assigned
             earliest, *others = unread.next_offsets()
             if fetched is None:
                 self._consumer.incremental_unassign(others)

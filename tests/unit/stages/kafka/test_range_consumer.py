@@ -52,7 +52,6 @@ class MemoryConsumer:
     def __init__(self, logs, drawn):
         self._logs, self._drawn = {log.place: log for log in logs}, drawn
         self.positions = {}
-        self.unassigned = 0
 
     def list_topics(self, **_):
         return SimpleNamespace(topics={topic for topic, _ in self._logs})
@@ -66,7 +65,6 @@ class MemoryConsumer:
             self.positions[of.topic, of.partition] = of.offset
 
     def incremental_unassign(self, partitions):
-        self.unassigned += len(partitions)
         for of in partitions:
             del self.positions[of.topic, of.partition]
 
