@@ -1,4 +1,4 @@
-"""Turn the jobs of an axis into its figures: points, fit and knee, as JSON values. Pure."""
+"""Compute the points, the fit and the knee of an axis from the runs of the delivery job (`JobRun`), as JSON values. Pure."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class EndpointMemory:
         """Return the endpoints whose silence, recorded by `add_without_response`, has lasted `no_response_s` or longer.
 
         `now` is by the endpoint clock. Each silence of an endpoint is returned once. A new silence begins when a later attempt
-        misses its response deadline. Other workers continue to send to an endpoint whose silence is shorter than
-        `no_response_s`.
+        misses its response deadline. All workers suppress the returned endpoints; they still send to an endpoint whose silence
+        is shorter than `no_response_s`.
         """
         found = set()
         for endpoint_id, response_time in list(self.without_response.items()):

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Sized
 class RunnerPool:
     """At most `max_runners` runners. A runner is an asyncio task that attempts one delivery after another.
 
-    Detached runners do not count. `ready` is the line of endpoint queues that are ready for a slot (one request in flight). A
-    runner idles while `ready` is empty, and is woken by `start`. Otherwise the runner awaits `attempt_next`, and ends when
-    `attempt_next` returns False. `on_failure` is called when a runner has ended with an error. Not thread-safe.
+    A runner whose attempt moves to the background is detached (`detach`): it runs on, and no longer counts. `ready` is the line
+    of endpoint queues that are ready for a slot (one request in flight). A runner idles while `ready` is empty, and is woken by
+    `start`. Otherwise the runner awaits `attempt_next`, and ends when `attempt_next` returns False. `on_failure` is called when
+    a runner has ended with an error. Not thread-safe.
     """
 
     def __init__(

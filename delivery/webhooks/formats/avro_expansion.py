@@ -194,7 +194,10 @@ class AvroExpansion:
 
 
 def _text_bytes(schema: Mapping[str, Any]) -> int:
-    """Return the least bytes of JSON of `bytes` or `fixed`. A decimal has all digits behind its point."""
+    """Return the smallest length, in bytes, of the JSON of a `bytes` or `fixed` value.
+
+    A decimal always has `scale` digits after its point, so they count: "0.00".
+    """
     scale = int(schema.get("scale") or 0) if schema.get("logicalType") == "decimal" else 0
     return _QUOTES + (scale + 2 if scale else 0)
 

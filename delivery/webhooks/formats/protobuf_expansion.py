@@ -21,7 +21,7 @@ _FIELDS_PER_BYTE = 8
 """Number of a message's fields that count as a byte of JSON. Parsed, a message has up to 16 bytes for each field that its type
 has, also for fields with presence, which JSON leaves out. So a value within MAX_JSON_BYTES has at most some 128 MiB."""
 _MAX_NESTED_ANY = 100
-"""Most messages `google.protobuf.Any` within one another. Protobuf has the same limit for messages."""
+"""Most messages of `google.protobuf.Any` nested in one another. Protobuf has the same limit for messages."""
 _FIELD_OVERHEAD = 5
 """Least bytes of a field in JSON beside its name: two quotation marks, a colon, a value of one byte, a comma."""
 _NAME_OVERHEAD = 3
@@ -120,7 +120,7 @@ class ProtobufExpansion:
     def require_room_for_any(self, message: Any) -> None:
         """Raise EventRejected if the messages in `google.protobuf.Any` of a parsed message would be too large as JSON.
 
-        Raise ValueError for too many messages `google.protobuf.Any` within one another, and Protobuf's errors for broken bytes.
+        Also raise it if these messages are nested too deeply. Raise Protobuf's errors for broken bytes.
         """
         from google.protobuf import message_factory  # noqa: PLC0415  # as in `avro`
 
@@ -138,7 +138,9 @@ class ProtobufExpansion:
             if left < 0:
                 raise _too_large()
             if depth == _MAX_NESTED_ANY:
-                raise ValueError(f"more than {_MAX_NESTED_ANY} messages Any are in one another")
+                raise errors.EventRejected(
+                    "undecodable", f"the value nests more than {_MAX_NESTED_ANY} messages of {_ANY} in one another: nest fewer"
+                )
             waiting.append((message_factory.GetMessageClass(packed).FromString(part.value), depth + 1))
 
     def _plan(self, descriptor: Any) -> _Plan:

@@ -32,8 +32,9 @@ SLICE_S = 1.0
 follow when all records of the slice and of earlier slices have an outcome."""
 CHECK_EVERY_S = 0.05
 """Seconds between two checks for results and for the end of a slice. Results are queued only at a check and at the end
-of a slice. To queue each record's results woke the writer's thread each time, which took a tenth of a worker's CPU at 1,000
-events a second. Queued results are in Kafka some 10 ms later. Deliveries with these results are not repeated after a crash."""
+of a slice. If each record's results were queued at once, the writer's thread would wake for each record, which took a tenth of
+a worker's CPU at 1,000 events a second. Queued results are in Kafka some 10 ms later. A crash does not repeat a delivery whose
+result is in Kafka."""
 MAX_WAITING = 500
 """When this many records wait for the event loop, the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200

@@ -21,8 +21,9 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery
 class Results:
     """The results of some records of a task, or of background attempts.
 
-    A task makes several Results. The last one also has the totals of the task; in the real-time lane, the last one of each
-    slice. In the retry lane, each one has `most_in_flight` and `gone` since the one before.
+    A task makes several Results. In the direct and batch lanes, the last one also has the task's totals: the fields that
+    `final_results` sets. In the real-time lane, such a Results ends each slice, with the totals of the slice. In the retry
+    lane, the `most_in_flight` and `gone` of each Results are of the time since the previous Results.
     """
 
     outcomes: list[Outcome[Delivery]] = field(default_factory=list)

@@ -43,7 +43,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def expires_ms(self) -> int:
-        """Return the earliest time at which an entry may expire. Called only if there are slices.
+        """Return the earliest time at which an entry may expire. Called only if the FIFO has entries (`slices` is not empty).
 
         Entries that have left may still count (SegmentSlice.expires_ms). Leased entries are not given up when they expire.
         """
@@ -55,7 +55,7 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
         """Return the first entries that may be attempted now: at most `most`, with at most `max_bytes` together.
 
         A first entry with more bytes is returned alone. If the first entry is not due, set `not_before_ms` to its time, and
-        return an empty list. Called only if there are slices.
+        return an empty list. Called only if the FIFO has entries.
         """
         first = itertools.islice(self._entries(store), most)
         due = itertools.takewhile(lambda entry: entry.again_at_ms <= now_ms, first)

@@ -63,9 +63,9 @@ class Deferrals:
         return retry_reasons.SLOW if self._background.is_unresponsive(endpoint.endpoint_id) else None
 
     def deferred_now(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
-        """Return the outcome of a delivery that is deferred without a further attempt here. Its next attempt is due at once.
+        """Return the outcome of a delivery that this lane passes to the retry lane without a further attempt of its own.
 
-        No wait of the endpoint's retry schedule is used up.
+        The retry lane may attempt it at once. No wait of the endpoint's retry schedule is used up.
         """
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, NextAttempt(self._now_ms(), 0))
 

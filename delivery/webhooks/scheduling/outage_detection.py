@@ -110,7 +110,8 @@ class NetworkHealth:
     pause_s: float = 0.0
     """Seconds of the last pause."""
     paused_until: float = float("-inf")
-    """Time, by the clock of `now` in `after`, from which the next micro-batch may begin and test the network again."""
+    """Until this time no micro-batch begins, and the real-time lane takes no records. The first ones afterwards test the
+    network again. The clock is the one that gives `after` its argument `now`."""
 
     def after(self, seen: Reachability, now: float) -> NetworkHealth:
         """Return the judgement after the workers of a micro-batch, or of the real-time lane, have reported `seen`.

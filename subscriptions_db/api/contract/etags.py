@@ -77,5 +77,8 @@ def require(conditions: Conditions, etag: str | None) -> None:
         advice = "send the ETag without W/" if is_weak else "get it again, and decide again on the change"
         raise problems.Refused(412, f"{why}, so nothing was changed: {advice}")
     if conditions.if_none_match is not None and names(conditions.if_none_match, etag, is_strong=False):
-        why = "the resource exists" if conditions.if_none_match.strip() == "*" else "If-None-Match names the resource as it is"
-        raise problems.Refused(412, f"{why}, so nothing was changed: get it again, and decide again on the change")
+        if conditions.if_none_match.strip() == "*":
+            advice = "the resource exists already, so nothing was changed: leave If-None-Match out to replace it"
+        else:
+            advice = "the resource still has the ETag in If-None-Match, so nothing was changed: send it in If-Match instead"
+        raise problems.Refused(412, advice)

@@ -81,8 +81,8 @@ def test_a_change_is_refused_unless_its_conditions_hold(if_match, if_none_match,
     [
         ("*", None, None, "there is no such resource"),
         ('"other"', None, TAG, "the resource is not the one in If-Match"),
-        (None, "*", TAG, "the resource exists"),
-        (None, TAG, TAG, "If-None-Match names the resource as it is"),
+        (None, "*", TAG, "the resource exists already"),
+        (None, TAG, TAG, "the resource still has the ETag in If-None-Match"),
     ],
 )
 def test_a_condition_that_does_not_hold_is_named(if_match, if_none_match, etag, why):
