@@ -126,11 +126,11 @@ class DeadLetterReader:
         return redriven
 
     def has_all_notes(self, since_ms: int | None = None) -> bool:
-        """Return True if Kafka still has the notes of all redrives since `since_ms`. None: of all redrives.
+        """Return True if the attempts topic or the retries topic has lost no record since `since_ms`. None: no record ever.
 
-        Each note is in both topics, except the last notes of a redrive that was killed: these are only in the retries topic. So
-        either the attempts or the retries topic must have lost no record. A partition without records, which had some, counts
-        as one that has lost some.
+        A redrive writes each note to both topics, so either of them has all notes. One case is not noticed: the last notes of a
+        redrive that was killed are only in the retries topic. They may be lost although the attempts topic has lost nothing. A
+        partition that has no records now, and had some, counts as one that has lost some.
         """
         names = (self._config.attempts_topic, self._config.retries_topic)
         ranges = [self._scanner.extents([name], since_ms=_earlier(since_ms)) for name in names]

@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 GROUP = "rival"
 """The consumer group in Kafka."""
 CHUNK_RECORDS = 1_000
-"""Most records of a chunk. With larger chunks, the consumer waits for a slowest response less often, and repeats more after
-SIGKILL."""
+"""Maximum number of records in a chunk. Each chunk waits for its slowest response. With larger chunks there are fewer such
+waits, and more deliveries repeat after SIGKILL."""
 POLL_S = 0.1
 """Seconds to wait for the first record of a chunk. SIGTERM takes effect after at most this long."""
 RECORDS_BETWEEN_IO = 32

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """Seconds between two checks of the stop event, and before an unconfirmed wake-up is sent again."""
 SEND_S = 5.0
-"""Seconds to wait for Kafka's confirmation of a wake-up. Without a confirmation the wake-up is sent again."""
+"""Seconds to wait for Kafka's confirmation of a wake-up. Without a confirmation the wake-up is sent again, except with
+`--once`."""
 HEARD_S = 60.0
 """Seconds to wait for the micro-batch that a wake-up causes. If none comes, as while the lane is paused, the wake-up is sent
 again."""

@@ -60,7 +60,8 @@ class StartOffsets(NamedTuple):
     """The point from which a query of the real-time lane delivers."""
 
     next_offsets: dict[Place, int]
-    """The first offset to deliver in each partition that has a position in the checkpoint, or receipts and records."""
+    """The first offset to deliver, by partition: of each partition that has a position in the checkpoint, and of each other
+    partition that has receipts and exists."""
     ended: frozenset[Key]
     """Deliveries that have ended already, although their records are at or after `next_offsets`. They must not be repeated."""
     is_first: bool = False

@@ -73,9 +73,11 @@ class _Size(NamedTuple):
 
 
 class AvroExpansion:
-    """Bound and count the JSON of bodies of one parsed schema. `named` has the definition of each named type.
+    """Refuse bodies of one parsed schema whose JSON would be too large. `named` has the definition of each named type.
 
-    Raise ValueError for a type whose values have more than MAX_NODES records and nulls, and few bytes.
+    The length of a body gives an upper bound of its JSON's size. Only if this bound is large is the body's JSON counted.
+
+    Raise ValueError for a type whose values may have more than MAX_NODES records and nulls in few bytes.
     """
 
     def __init__(self, schema: Any, named: Mapping[str, Any]) -> None:

@@ -79,7 +79,8 @@ class _OpenSlice:
     is_taking: bool = False
     """True while the slice takes records, which may wait for a schema or for the dispatcher. The slice must not end then."""
     unqueued: Results = field(default_factory=Results)
-    """Outcomes, rejections and batch records since the last check."""
+    """Outcomes, rejections and batch records that are not queued for the writer yet. The next check (CHECK_EVERY_S), or the end
+    of the slice, queues them."""
 
     def add(self, results: Results) -> None:
         """Add outcomes, rejections and batch records to `unqueued`."""

@@ -49,7 +49,8 @@ class _Course(enum.Enum):
     KNOWN = enum.auto()
     """An earlier run of the micro-batch has reported the lease, or has it in flight."""
     GIVEN_UP = enum.auto()
-    """The lease's entries end without an attempt: as dead letters, skipped or rejected. The lease has no report."""
+    """The shard has given up the lease's entries. They end without an attempt: as dead letters, skipped or rejected. The shard
+    gets no report about the lease."""
     REFUSED = enum.auto()
     """The worker has no memory for the lease. The entries are requeued without an attempt."""
     DELIVERED = enum.auto()

@@ -13,8 +13,8 @@ UNDER_WAY = "under_way"
 """The response to the attempt was overdue, and the lane had nothing else to send. The attempt continues in the background. The
 delivery waits in the retry lane for the result of this attempt."""
 SLOW = "slow"
-"""The endpoint sent no response to other requests before their response deadline, or background attempts use its whole limit of
-requests in flight. The lane does not wait for a further response of the endpoint."""
+"""The endpoint sent no response to other requests before their response deadline, or background attempts use up its limit of
+requests in flight. So the lane deferred the delivery without attempting it."""
 RATE_LIMITED = "rate_limited"
 """The endpoint's own limit of requests a second (`max_per_second`), or a limit of its host, delayed the delivery too long."""
 CIRCUIT_OPEN = "circuit_open"

@@ -29,7 +29,11 @@ completion takes 27 bytes, less than the entry of the same attempt would take.""
 
 
 class EndpointState(msgspec.Struct, array_like=True):
-    """The retry state of one endpoint: its window, and its retry entries in FIFOs and in the timer wheel."""
+    """The retry state of one endpoint: its window, its FIFOs, the totals of its waiting events, and its background attempts.
+
+    The entries themselves are in segments. Those that wait in the timer wheel are counted here, and the wheel is in the shard's
+    index (`RetryIndex.buckets`).
+    """
 
     window: Window = msgspec.field(default_factory=Window)
     events: int = 0

@@ -172,10 +172,10 @@ class Intake(Generic[Prepared]):
         return prepared
 
     def drain_reused_ids(self) -> int:
-        """Return how many due events since the last call had the source and id of an earlier event, but another payload.
+        """Return how many events since the last call had the source and id of an earlier event, but another payload.
 
-        A call through another Intake with the same `seen` counts as a call too. Rejected events do not count. The number is
-        an estimate, because the memory of ids is bounded (`seen_ids`).
+        Only events with a delivery in this lane count. A call through another Intake with the same `seen` counts as a call too.
+        The number is an estimate, because the memory of ids is bounded (`seen_ids`).
         """
         return self._seen.drain()
 

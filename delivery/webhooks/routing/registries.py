@@ -172,8 +172,9 @@ class Broadcast(Protocol):
     def value(self) -> bytes:
         """Return the value, as bytes, because bytes load fastest.
 
-        PySpark drops the value in a worker that gets a task without this handle, such as a task of a lane's state. PySpark
-        loads the value again for the next task with the handle, whether the task needs the value or not.
+        A worker keeps the value only while its tasks use this broadcast. When it runs another task, such as one that updates
+        the batch lane's state, PySpark drops the value. PySpark loads the value again for the next task that uses the
+        broadcast, even if the task never reads the value.
         """
 
 
