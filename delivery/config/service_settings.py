@@ -72,7 +72,8 @@ class ApiSettings(Area):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
     """Largest request body; a larger one is refused with 413."""
     request_timeout_s: Seconds = 10
-    """Time for a whole request, from its first byte to the answer. A slower client is disconnected."""
+    """Time for a whole request, from its first byte to the answer. A slower client is disconnected. A request that sends a test
+    event or a validation request may take `delivery.attempt_timeout_s` longer."""
     key_lifetime_days: Annotated[int, Field(gt=0, le=3650)] = 365
     """Days after which a new API key expires, unless `fanout api-keys create --expires` says otherwise."""
     max_endpoints_per_customer: Annotated[int, Field(gt=0)] = 1000

@@ -29,6 +29,7 @@ _WORDS = {
     "subscriptions_metadata_has_texts": ("metadata", "a value must be a text"),
     "scopes_everything_takes_exclusions_only": ("tenants", "a subscription to everything may list exclusions only"),
     "secrets_only_signing_expires": ("expires_at", "only a signing secret can expire"),
+    "secrets_sealed_check": ("secret", "has more bytes than the registry can store: use at most 8,163"),
     "registry_id_check": (
         "id",
         "is not a valid id: use 1 to 128 letters, digits, `_` `.` `:` or `-`, and begin with a letter or digit",

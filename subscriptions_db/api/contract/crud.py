@@ -27,10 +27,12 @@ ROWS_PER_READ = 20
 def lock(call: Call, kind: registered_rows.RowKind, row_id: str) -> bool:
     """Lock a row until the transaction ends; return True if the row exists and the principal may see it.
 
-    The id of a missing row is locked too, so that no other request of the API creates the row meanwhile.
+    For an operator, the id of a missing row is locked too, so that no other request of the API creates the row meanwhile. A
+    customer locks only rows that it may see. Otherwise it could name another customer's row, and so delay changes of it.
     """
     wanted = {"kind": kind, "id": row_id}
-    call.connection.execute(query("lock_row"), wanted)
+    if call.principal.customer_id is None:
+        call.connection.execute(query("lock_row"), wanted)
     return call.connection.execute(query(f"lock_{kind}"), wanted).fetchone() is not None
 
 

@@ -99,7 +99,8 @@ class TestEventSender:
         self._max_per_s = max_per_s
         self._max_at_once = max_at_once
         self._network = network
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """Most seconds of an attempt."""
         self._sender = sender.Sender(network, address_guard, timeout_s=timeout_s, clock=time.time)
         self._paces: cachetools.LRUCache[EndpointId, limits.Pace] = cachetools.LRUCache(MAX_KNOWN)
         self._in_flight = 0
@@ -136,7 +137,7 @@ class TestEventSender:
         with self._within_limits(to.endpoint.endpoint_id):
             await record()
             try:
-                return await self._network.post(to, b"", b"", self._timeout_s)
+                return await self._network.post(to, b"", b"", self.timeout_s)
             except errors.AttemptFailed as exc:
                 return exc
 

@@ -157,12 +157,13 @@ class Api:
         answer = await self._handle(route, asked)
         if answer.awaited is not None:
             answer = await self._polls.wait(request, route, asked, answer)
+        if answer.exchange is not None or answer.sending is not None:
+            long_polls.extend(request, self._test_events.timeout_s + self._config.request_timeout_s)
         if answer.exchange is not None:
             record = functools.partial(self._answerer.record, route, asked, answer.exchange)
             said = await self._test_events.ask(answer.exchange.to, functools.partial(in_thread, record))
             # Not in the customer's share: a refusal would lose what the receiver has answered.
-            conclude = functools.partial(self._answerer.conclude, route, asked, answer.exchange, said)
-            answer = await self._threads.run(conclude)
+            answer = await self._threads.run(functools.partial(self._answerer.conclude, route, asked, answer.exchange, said))
         if answer.following is not None:
             return await self._followers.answer(request, answer.following)
         document = answer.document

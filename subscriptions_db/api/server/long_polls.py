@@ -24,7 +24,7 @@ from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.server.handler import ApiAnswer, ApiRequest
 
 TIMEOUT: web.RequestKey[asyncio.Timeout] = web.RequestKey("bound", asyncio.Timeout)
-"""The request's timeout, which a long poll extends by its wait."""
+"""The request's timeout. A long poll extends it by its wait, and a request that sends to a receiver by the receiver's time."""
 
 Answer = Callable[[Route, ApiRequest], Awaitable[ApiAnswer]]
 """Execute a request in a transaction, and return its answer."""
@@ -70,7 +70,7 @@ class LongPolls:
         loop = asyncio.get_running_loop()
         wait_s = min(answer.awaited.wait_s if answer.awaited else 0.0, self._config.max_poll_s)
         until = loop.time() + wait_s
-        request[TIMEOUT].reschedule(until + self._config.request_timeout_s)
+        extend(request, wait_s + self._config.request_timeout_s)
         with self._waiting_slot(asked.principal.customer_id or asked.principal.key_id):
             while answer.awaited is not None and (left_s := until - loop.time()) > 0:
                 with contextlib.suppress(TimeoutError):
@@ -106,3 +106,8 @@ class LongPolls:
             self._waiting[poller] -= 1
             if not self._waiting[poller]:
                 del self._waiting[poller]
+
+
+def extend(request: web.Request, left_s: float) -> None:
+    """Set the request's timeout to `left_s` seconds from now."""
+    request[TIMEOUT].reschedule(asyncio.get_running_loop().time() + left_s)

@@ -92,8 +92,7 @@ class SnapshotFeed:
         known, newest = {int(tag) for tag in _TAG.findall(request.headers.get("if-none-match", ""))}, asked.newest
         if asked.wait_s and newest in known | {asked.since}:
             wait_s = min(asked.wait_s, self._config.max_poll_s)
-            loop = asyncio.get_running_loop()
-            request[long_polls.TIMEOUT].reschedule(loop.time() + wait_s + self._config.request_timeout_s)
+            long_polls.extend(request, wait_s + self._config.request_timeout_s)
             with self._waiting_slot():
                 newest = await self._next(newest, wait_s)
             # The key may have been revoked during the wait.

@@ -16,6 +16,7 @@ from subscriptions_db.api.documents import openapi
 from subscriptions_db.api.server import transactions
 from subscriptions_db.api.server.route_table import ROUTES
 from subscriptions_db.archive.search import archive_positions
+from subscriptions_db.postgres.sql import query
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -315,6 +316,16 @@ def test_a_reused_connection_shows_each_customer_its_own_rows(acme, other):
     for _ in range(10):  # more often than there are connections
         assert {row["customer"] for row in acme.get("/v1/endpoints").json["items"]} == {"acme"}
         assert {row["customer"] for row in other.get("/v1/endpoints").json["items"]} <= {"other"}
+
+
+@pytest.mark.parametrize(("kind", "row_id"), [("endpoint", "other-orders"), ("endpoint", "no"), ("subscription", "other-all")])
+def test_a_customer_takes_no_lock_of_another_customers_row(served, acme, kind, row_id):
+    """Regression: a customer that named another's endpoint in a bulk request delayed changes of it, or made them fail."""
+    with served.registry() as opened, opened.transaction():
+        opened.execute(query("lock_row"), {"kind": kind, "id": row_id})
+        assert acme.delete(f"/v1/{kind}s/{row_id}").status == 404
+        bulk = acme.post("/v1/endpoints/bulk", {"action": "pause", "endpoints": [row_id]})
+    assert [item["result"] for item in bulk.json["items"]] == ["not_found"]
 
 
 @pytest.mark.parametrize("fails", [lambda opened: opened.execute("select 1 / 0"), lambda _: 1 / 0], ids=["in Postgres", "here"])
