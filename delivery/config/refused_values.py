@@ -67,6 +67,8 @@ def explained(error: Any, words: Mapping[str, str]) -> str:
         given = _kind_of(error["input"], is_text_wanted=_TYPES[kind] == "text")
         # A text such as "8" counts as a number, and an environment variable is always text.
         return f"must be {_TYPES[kind]}, but is {'other text' if kind.endswith('_parsing') and given == 'text' else given}"
+    if kind in {"too_short", "too_long"} and isinstance(error["input"], str):
+        kind = f"string_{kind}"  # of a SecretStr, pydantic says the same as of a list
     if kind in _BOUNDS:
         return _BOUNDS[kind].format(**{name: _number(bound) for name, bound in context.items()})
     if kind == "string_pattern_mismatch":

@@ -13,8 +13,9 @@ from pydantic import Field, SecretStr
 from subscriptions_db import described
 from subscriptions_db.manifest import mistakes
 
-MAX_SECRET_BYTES = 8_163
-"""Most bytes of a password, token, key or client secret. Sealed, they fill the 8,192 bytes that the column has for them."""
+MAX_SECRET = 8_163
+"""Most characters of a password, token, key or client secret. If each is one byte in UTF-8, as in ASCII, so many bytes fill the
+8,192 bytes of the column when they are sealed. The column's constraint refuses a text with more bytes."""
 
 
 class ManifestPart(described.DescribedModel):
@@ -32,7 +33,7 @@ class AuthFields(ManifestPart):
     """The user name. Required with kind `basic`, refused with others."""
     header: Annotated[str, Field(pattern=mistakes.HEADER_PATTERN)] | None = None
     """The name of the header that has the secret. Required with kind `api_key`, refused with others."""
-    secret: Annotated[SecretStr, Field(max_length=MAX_SECRET_BYTES)] | None = None
+    secret: Annotated[SecretStr, Field(max_length=MAX_SECRET)] | None = None
     """The password, token, key or client secret. Required with each kind except `none`. No answer shows it."""
     client_id: Annotated[str, Field(pattern=mistakes.CLIENT_ID_PATTERN)] | None = None
     """The id of the OAuth 2.0 client. Required with kind `oauth2`, refused with others."""

@@ -54,6 +54,15 @@ def test_an_id_may_be_a_number(operator, served):
         assert (made.status, made.json["endpoint"], made.json["tenants"]) == (201, "123", ["1"])
 
 
+def test_the_longest_secret_is_stored_and_a_longer_one_is_refused_by_name(acme):
+    """Regression: the refusal named a column of the registry and no bound."""
+    answers = [acme.post("/v1/endpoints", NEW | {"auth": {"kind": "bearer", "secret": "x" * size}}) for size in (8163, 8164)]
+    in_bytes = acme.post("/v1/endpoints", NEW | {"auth": {"kind": "basic", "username": "x", "secret": "ü" * 4082}})
+    assert [answer.status for answer in (*answers, in_bytes)] == [201, 422, 422]
+    assert answers[1].json["errors"] == [{"field": "auth.secret", "problem": "must have at most 8163 characters"}]
+    assert "use at most 8,163" in in_bytes.json["errors"][0]["problem"]
+
+
 def test_no_answer_has_a_stored_secret(acme, made):
     assert made["auth"] == {"kind": "bearer"} | dict.fromkeys(["username", "header", "client_id", "token_url", "token_scope"])
     for path in (f"/v1/endpoints/{made['id']}", "/v1/endpoints", "/v1/audit-log"):

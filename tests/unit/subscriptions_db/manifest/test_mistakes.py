@@ -206,6 +206,10 @@ MISTAKES = [
         "5: endpoints[0].auth: kind bearer requires secret: add secret, or choose another kind",
     ),
     (
+        ENDPOINT + f"    auth: {{kind: bearer, secret: {'x' * 8164}}}\n",
+        "5: endpoints[0].auth.secret: must have at most 8163 characters",
+    ),
+    (
         ENDPOINT + "    auth: {kind: none, secret: x}\n",
         "5: endpoints[0].auth: kind none does not allow secret: remove what is not allowed, or choose another kind",
     ),
