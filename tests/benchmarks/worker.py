@@ -1,8 +1,8 @@
-"""Measure a worker without Spark: CPU µs of a delivery from an Arrow batch to the rows of its results.
+"""Measure a worker without Spark: CPU µs of a delivery from a record to the rows of its results.
 
-Run: `python -m tests.benchmarks.worker [--json FILE]`. The partition function of the direct lane gets its Arrow batches from
-memory and posts to the load tests' receiver, with the load test's events and registry: Spark has no part in what it takes.
-Each `--variant` is `in_flight` or `in_flight:collected_every`; the variants take turns round by round, because the machine's
+Run: `python -m tests.benchmarks.worker [--json FILE]`. A task of the direct lane gets its records from memory and posts to the
+load tests' receiver, with the load test's events and registry: neither Spark nor Kafka has a part in what it takes. Each
+`--variant` is `in_flight` or `in_flight:collected_every`; the variants take turns round by round, because the machine's
 speed drifts. The collector's time is read from its own callbacks.
 """
 
@@ -14,17 +14,16 @@ import random
 import resource
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
-import pyarrow as pa
 import pyspark.worker  # noqa: F401  # what Spark's Python worker has loaded
 
+from delivery.model import Record
 from delivery.registry_model import SigningKey
 from delivery.secret import Secret
-from delivery.stages.tasks import deliver_events, task_context
+from delivery.stages.tasks import task_context
 from delivery.webhooks.events import parsing
 from delivery.webhooks.http import guard
 from delivery.webhooks.lanes import gc_tuning, worker_plan
@@ -33,9 +32,9 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import limits
 from delivery.webhooks.state import pickling
 from load_tests.harness import receiver, traffic
-from tests.support import builders, sinks
+from tests.support import assignments, builders, sinks
 
-ARROW_ROWS = 1_000
+CHUNK_RECORDS = 1_000
 CUSTOMERS = traffic.Customers(endpoints=100)
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 OPEN = guard.Guard(allow_networks=("127.0.0.0/8",), allow_http=True, allow_ports=())
@@ -63,24 +62,13 @@ def source(url: str) -> registries.BroadcastSource:
     return registries.BroadcastSource(base_id="base", broadcast=InMemory(pickling.packed(snapshot)), delta=None)
 
 
-def batches(count: int) -> Iterator[pa.RecordBatch]:
-    """Yield the load test's events as the source stage gives them."""
-    rng, made = random.Random(1), []
+def chunks(count: int) -> list[list[Record]]:
+    """Return the load test's events in chunks, as a task reads them."""
+    rng, made, now_ms = random.Random(1), [], int(time.time() * 1000)
     for number in range(count):
         document = {"id": f"e{number}", "tenant_id": f"t{rng.randrange(CUSTOMERS.tenants)}", "note": "x" * 400}
-        made.append((rng.choice(traffic.EVENT_TYPES), orjson.dumps(document)))
-    now_ms = int(time.time() * 1000)
-    for first in range(0, count, ARROW_ROWS):
-        part = made[first : first + ARROW_ROWS]
-        columns = [
-            pa.array([f"events.{event_type}" for event_type, _ in part]),
-            pa.array([0] * len(part), pa.int32()),
-            pa.array(range(first, first + len(part)), pa.int64()),
-            pa.array([now_ms] * len(part), pa.int64()),
-            pa.array([value for _, value in part], pa.binary()),
-            pa.array([None] * len(part), pa.string()),
-        ]
-        yield pa.record_batch(columns, list(deliver_events.COLUMNS))
+        made.append(Record(f"events.{rng.choice(traffic.EVENT_TYPES)}", 0, number, now_ms, orjson.dumps(document)))
+    return [made[first : first + CHUNK_RECORDS] for first in range(0, count, CHUNK_RECORDS)]
 
 
 class Collector:
@@ -116,7 +104,7 @@ class Variant:
 
 
 def measure(
-    variant: Variant, given: list[pa.RecordBatch], registry: registries.BroadcastSource, collector: Collector
+    variant: Variant, given: list[list[Record]], registry: registries.BroadcastSource, collector: Collector
 ) -> dict[str, float]:
     """Deliver all of `given` once; return µs for each delivery."""
     plan = worker_plan.Plan(topics=TOPICS, guard=OPEN, layout=parsing.Layout(), limits=variant.bounds)
@@ -126,11 +114,10 @@ def measure(
     tools = task_context.Tools(
         plan=plan, observe=lambda results: counted.append(counters.count(results, cpu_s=0.0)), sink=sinks.Nowhere()
     )
-    partition = deliver_events.DeliverPartition(tools=tools, source=registry)
     before, collected_s, task_s = resource.getrusage(resource.RUSAGE_SELF), collector.spent_s, time.thread_time()
-    partition(given)
+    list(assignments.task(tools, registry, given))
     after, task_s = resource.getrusage(resource.RUSAGE_SELF), time.thread_time() - task_s
-    count = sum(batch.num_rows for batch in given)
+    count = sum(map(len, given))
     if sum(counted, counters.Counters()).deliveries["delivered", counters.NONE] != count:
         raise RuntimeError(f"not all were delivered: {counted}")
     user_s, system_s = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
@@ -153,7 +140,7 @@ def main() -> None:
     parser.add_argument("--variant", action="append", help="256, 64, 256:700, …")
     arguments = parser.parse_args()
     variants = [Variant(text) for text in arguments.variant or ["256"]]
-    collector, given = Collector(), list(batches(arguments.events))
+    collector, given = Collector(), chunks(arguments.events)
     with receiver.Receiver() as customers:
         registry = source(customers.url)
         for number in range(arguments.rounds + 1):

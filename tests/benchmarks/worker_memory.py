@@ -31,7 +31,7 @@ from subscriptions_db.postgres import connect, migrate
 from subscriptions_db.secrets import keyring
 from subscriptions_db.snapshot import registry_reader
 from tests.benchmarks import population
-from tests.support import sinks
+from tests.support import assignments, sinks
 
 SCHEMA = pa.schema([("document", pa.string())])
 
@@ -41,12 +41,12 @@ class Measured:
 
     def __init__(self, plan: worker_plan.Plan, source: registries.RegistrySource, observe: observer.Observer) -> None:
         self._written = sinks.Nowhere()
-        tools = task_context.Tools(plan=plan, observe=observe, sink=self._written)
-        self._partition = deliver_events.DeliverPartition(tools=tools, source=source)
+        self._tools, self._source = task_context.Tools(plan=plan, observe=observe, sink=self._written), source
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Deliver; yield one row of JSON."""
-        self._partition(batches)
+        chunks = (list(deliver_events.records(batch)) for batch in batches)
+        list(assignments.task(self._tools, self._source, chunks))
         found = {"pid": os.getpid(), "rows": self._written.count, **memory_mb()}
         document = orjson.dumps(found)
         yield pa.RecordBatch.from_arrays([arrow.values(pa.string(), [document])], schema=SCHEMA)
