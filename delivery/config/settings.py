@@ -356,9 +356,9 @@ class MetricsSettings(Area):
     lag_interval_s: Seconds = 10
     """Time between two requests to Kafka for the lag; with scaling, `scaling.interval_s` holds instead."""
     stalled_after_s: Seconds = 300
-    """The job is unhealthy when records wait and none was committed for this time. A micro-batch that still runs this time
-    after the job was asked to stop is interrupted. It runs again at the next start. The time must be longer than any
-    micro-batch."""
+    """The job is unhealthy when records wait, or a lane starts, and nothing was committed for this time. A micro-batch that
+    still runs this time after the job was asked to stop is interrupted. It runs again at the next start. The time must be
+    longer than any micro-batch."""
 
 
 class Settings(Area):

@@ -47,6 +47,8 @@ class Facts:
     """Seconds since the last progress. Time in which the lane has no reason to make progress does not count."""
     is_source_up: bool = True
     """True if Kafka answered the last request for the lag, or was not asked yet."""
+    awaits_report: bool = False
+    """As `Watch.awaits_report`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +59,15 @@ class ProbeAnswer:
     reason: str
 
 
-def should_progress(phase: QueryPhase, pause_reason: str | None, lag: int | None) -> bool:
-    """Return True if a lane should make progress now: it is not paused, and it starts, or it runs and records wait."""
-    return pause_reason is None and (phase is QueryPhase.STARTING or (phase is QueryPhase.RUNNING and bool(lag)))
+def should_progress(facts: Facts) -> bool:
+    """Return True if a lane should make progress now: it is not paused, and one of these holds.
+
+    1. The lane starts.
+    2. The lane runs, and records wait.
+    3. The lane runs, and its query has not reported progress yet. A query reports at once, even if no records wait.
+    """
+    is_due = bool(facts.lag) or facts.awaits_report
+    return facts.pause_reason is None and (facts.phase is QueryPhase.STARTING or (facts.phase is QueryPhase.RUNNING and is_due))
 
 
 def liveness(facts: Facts, stalled_after_s: float) -> ProbeAnswer:
@@ -71,7 +79,7 @@ def liveness(facts: Facts, stalled_after_s: float) -> ProbeAnswer:
     """
     if facts.phase is QueryPhase.ENDED:
         return ProbeAnswer(ok=False, reason="the lane's query has ended: restart the process, the log names the cause")
-    if should_progress(facts.phase, facts.pause_reason, facts.lag) and facts.stalled_s > stalled_after_s:
+    if should_progress(facts) and facts.stalled_s > stalled_after_s:
         return ProbeAnswer(
             ok=False, reason=f"{facts.phase}, and nothing has been committed for {facts.stalled_s:.0f} s: restart the process"
         )
@@ -150,6 +158,9 @@ class Watch:
         """Positions of the topics that the lane leaves out while it waits for their schemas."""
         self.has_no_topics = False
         """True if the lane runs and Kafka has no topic for it. False also until that is known."""
+        self.awaits_report = False
+        """True if the lane's query runs in micro-batches and has not reported progress yet. So its first micro-batch has not
+        ended, or the query still starts."""
         self.backlog = Backlog()
 
     def enter(self, phase: QueryPhase) -> None:
@@ -179,10 +190,10 @@ class Watch:
         """Record the lag, and `is_source_up`: True if Kafka answered. Called every few seconds.
 
         No time counts as a stall while Kafka does not answer, or while the lane need not progress (`should_progress`): it is
-        paused or stops, or it runs without a lag or with an unknown one.
+        paused or stops, or its query has reported progress and the lag is 0 or unknown.
         """
         self.backlog, self._is_source_up = dataclasses.replace(backlog, at_s=self._clock()), is_source_up
-        if not is_source_up or not should_progress(self._phase(), self._paused_for(), backlog.lag):
+        if not is_source_up or not should_progress(self.facts()):
             self._progressed_at = self._clock()
 
     def facts(self) -> Facts:
@@ -193,6 +204,7 @@ class Watch:
             lag=self.backlog.lag,
             stalled_s=self._clock() - self._progressed_at,
             is_source_up=self._is_source_up,
+            awaits_report=self.awaits_report,
         )
 
     def _paused_for(self) -> str | None:

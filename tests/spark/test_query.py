@@ -80,6 +80,35 @@ def test_a_lane_without_topics_says_so_until_it_has_one(spark, kafka, tmp_path):
         run.join()
 
 
+@pytest.mark.parametrize("known", ["a new checkpoint", "a checkpoint with a commit", "no topic"])
+def test_a_query_without_records_reports_progress_at_once(spark, kafka, tmp_path, known):
+    """Otherwise an idle lane would count as stalled, and its process would restart."""
+    topic, stop = Topic(spark, kafka, tmp_path), threading.Event()
+    if known == "a checkpoint with a commit":
+        topic.publish(b"one")
+        topic.run("checkpoint")
+    if known == "no topic":
+        topic.delete()
+    watch = Watch(stop)
+    lane = streaming_lane.StreamingLane(
+        "direct",
+        acquire=lambda: (),
+        handle=lambda *_: streaming_lane.Result.COMMITTED,
+        stop=stop,
+        watch=watch,
+        is_kafka_back=pytest.fail,
+    )
+    config = settings.SparkSettings(checkpoint=str(tmp_path / "checkpoint"))
+    run = threading.Thread(target=lane.run, args=(lambda: records_of(topic, spark), config, 0.1), kwargs={"once": False})
+    run.start()
+    try:
+        assert watch.has_entered.wait(30)
+        assert_eventually(lambda: watch.awaits_report, lambda awaits: not awaits)
+    finally:
+        stop.set()
+        run.join()
+
+
 def sleep_for_ever(_):
     while True:
         time.sleep(1)

@@ -193,12 +193,14 @@ class StreamingLane(Generic[Registry]):
             query = writer.trigger(availableNow=True).start()
         else:
             query = writer.trigger(processingTime=f"{interval_s} seconds").start()
+        self._watched.awaits_report = True
         if not self._is_woken:
             self._watched.enter(health.QueryPhase.RUNNING)
         try:
             self._watch(query)
             return self._result_of(query, lambda: disk_space.folders(rows.sparkSession, config.checkpoint))
         finally:
+            self._watched.awaits_report = False
             end(self._name, query)
             rows.sparkSession.sparkContext.setLogLevel(session.LOG_LEVEL)
 
@@ -240,6 +242,7 @@ class StreamingLane(Generic[Registry]):
             if (last := query.lastProgress) is None or last == newest:
                 continue
             newest, self._absences, self._failed_plans = last, 0, 0
+            self._watched.awaits_report = False
             self._watched.enter(health.QueryPhase.RUNNING)
             for progress in [last] if last["batchId"] == reported + 1 else query.recentProgress:
                 if progress["batchId"] > reported and (records := self._records_in(progress)):

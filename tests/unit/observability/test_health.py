@@ -12,8 +12,8 @@ from tests.support import fakes
 STALLED_AFTER_S = 300
 
 
-def facts(phase=QueryPhase.RUNNING, *, pause_reason=None, lag=0, stalled_s=0.0, is_source_up=True):
-    return Facts(phase=phase, pause_reason=pause_reason, lag=lag, stalled_s=stalled_s, is_source_up=is_source_up)
+def facts(phase=QueryPhase.RUNNING, *, pause_reason=None, lag=0, **others):
+    return Facts(phase=phase, pause_reason=pause_reason, lag=lag, **{"stalled_s": 0.0} | others)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,12 @@ def facts(phase=QueryPhase.RUNNING, *, pause_reason=None, lag=0, stalled_s=0.0, 
         pytest.param(facts(lag=5, stalled_s=301), False, id="work, and nothing was committed in time"),
         pytest.param(facts(lag=5, stalled_s=301, pause_reason="Postgres"), True, id="work, held on purpose"),
         pytest.param(facts(lag=None, stalled_s=301, is_source_up=False), True, id="Kafka does not answer"),
+        pytest.param(facts(lag=None, stalled_s=301), True, id="an unknown lag"),
+        pytest.param(facts(lag=None, stalled_s=300, awaits_report=True), True, id="the first report may still come"),
+        pytest.param(facts(lag=None, stalled_s=301, awaits_report=True), False, id="the first report is overdue"),
+        pytest.param(
+            facts(lag=None, stalled_s=301, awaits_report=True, pause_reason="Postgres"), True, id="no report, held on purpose"
+        ),
         pytest.param(facts(QueryPhase.STARTING, lag=None, stalled_s=300), True, id="starting"),
         pytest.param(facts(QueryPhase.STARTING, lag=None, stalled_s=301), False, id="starting for too long"),
         pytest.param(
@@ -119,6 +125,14 @@ def test_time_without_kafka_at_the_start_is_no_stall(lane):
     lane.watch.enter(QueryPhase.STARTING)
     assert lane.after(3600, lag=None, is_source_up=False).stalled_s == 0
     assert lane.after(30, lag=None).stalled_s == 30
+
+
+def test_a_stall_counts_until_the_first_report_of_the_query(lane):
+    """Regression: a lane whose first micro-batch after a start hung counted as healthy for ever."""
+    lane.watch.awaits_report = True
+    assert lane.after(200, lag=None).stalled_s == 200
+    lane.watch.awaits_report = False
+    assert lane.after(10, lag=None).stalled_s == 0
 
 
 def test_a_query_that_starts_again_makes_no_progress(lane):

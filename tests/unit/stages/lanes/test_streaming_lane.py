@@ -137,6 +137,43 @@ def test_a_lane_whose_tasks_read_kafka_counts_its_records_itself(monkeypatch):
     assert reported == [(0, 5), (2, 7)]
 
 
+class Plan:
+    """The plan of a query: each step of its start returns the plan, and the last step the query."""
+
+    def __init__(self, query):
+        self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
+        self.writeStream = self
+        self.queryName = self.option = self.foreachBatch = self.trigger = lambda *_, **__: self
+        self.start = lambda: query
+
+
+@pytest.mark.parametrize(
+    ("steps", "awaited"),
+    [
+        pytest.param([(0, []), (0, [committed(0)]), (1, [])], [True, True, False, False], id="after a micro-batch"),
+        pytest.param([(-1, [idle(7)]), (7, [])], [True, False, False], id="with nothing to do"),
+        pytest.param([(0, [])], [True, True], id="never"),
+    ],
+)
+def test_the_first_report_of_a_query_is_awaited_until_it_comes(lane, monkeypatch, steps, awaited):
+    """Regression: nothing was awaited of a running lane, so its process was not restarted when its first micro-batch hung."""
+    seen = []
+
+    class Observed(Query):
+        @property
+        def isActive(self):  # noqa: N802  # Spark's name
+            seen.append(lane._watched.awaits_report)
+            return super().isActive
+
+        def stop(self):
+            seen.append("ended")
+
+    monkeypatch.setattr(streaming_lane.recovery, "require_whole", lambda *_: None)
+    lane._run_query(Plan(Observed(lane, steps)), settings.SparkSettings(checkpoint="/nowhere"), 1.0, once=False)
+    assert seen == [*awaited, "ended"]
+    assert not lane._watched.awaits_report
+
+
 def test_a_lane_is_not_idle_while_a_micro_batch_runs_after_an_idle_time(lane):
     running = Query(lane, [])
     lane._last_begun = 8
