@@ -3,14 +3,17 @@
 import functools
 import sys
 import sysconfig
+from urllib import parse
 
 import pytest
+from aiohttp import web
 from typer.testing import CliRunner
 
 from delivery.config import settings
 from delivery.stages import local_address
 from fanout.admin import diagnosis
 from fanout.cli import main
+from tests.support import thread_server
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,30 @@ def test_an_absent_kafka_is_shown_with_its_effect_on_start_and_job():
     [found] = diagnosis._findings(away, {"kafka": functools.partial(diagnosis._kafka, timeout_s=0.2)})
     assert not found.is_fine
     assert "A job that starts now ends with exit code 1; a running job waits for Kafka." in found.text
+
+
+class Job(thread_server.ThreadServer):
+    """A job whose lane is ready."""
+
+    def routes(self):
+        return [web.get("/readyz", self._ready)]
+
+    async def around(self, request, handler):
+        return await handler(request)
+
+    async def _ready(self, _):
+        return web.json_response({"ok": True, "lanes": {"direct": {"ok": True, "reason": "running"}}})
+
+
+def test_the_job_is_asked_without_the_proxy_of_the_environment(monkeypatch):
+    """Regression: with `http_proxy` set, a ready job was reported as absent, or as a program that is not the job."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # nothing listens there
+    with Job() as job:
+        config = settings.Settings(metrics=settings.MetricsSettings(port=parse.urlsplit(job.url).port))
+        [found] = diagnosis._findings(config, {"job": diagnosis._job})
+    assert (found.is_fine, found.text) == (True, "ready")
 
 
 def test_an_unforeseen_error_in_a_check_ends_no_other_check():
