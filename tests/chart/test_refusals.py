@@ -82,6 +82,17 @@ def test_a_mistake_in_the_values_is_refused_by_its_name(values, said):
     assert said in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "is_accepted"),
+    [("a", True), ("a-b", True), ("a" * 21, True), ("a" * 22, False), ("a-", False), ("a" * 20 + "-", False), ("-a", False)],
+)
+def test_the_name_of_a_driver_is_a_label_of_at_most_21_characters(name, is_accepted):
+    """Regression: a name that ends with a hyphen was accepted, and Kubernetes then refused the objects of the driver."""
+    values = rendering.MINIMAL | {"drivers": {"all": None, name: rendering.ONE | {"lanes": ["direct"]}}}
+    done = rendering.helm("template", "here", str(rendering.CHART), values=values)
+    assert (done.returncode == 0, f"'{name}'" in done.stderr) == (is_accepted, not is_accepted)
+
+
 def test_no_setting_that_is_a_secret_is_accepted_in_the_values():
     """Regression: the chart wrote `config.schema_registry.password` into a ConfigMap."""
     accepted = json.loads((rendering.CHART / "values.schema.json").read_text())["properties"]["config"]["properties"]
