@@ -89,7 +89,7 @@ class SourceSettings(Area):
     realtime_pattern: Annotated[str, pydantic.AfterValidator(pattern_or_none)] = ""
     """Regular expression, in the syntax of `topic_pattern`, for the whole name of each topic of the real-time lane. The topic
     must also match `topic_pattern`. The lane delivers in milliseconds, with one task and one worker process for each partition
-    of these topics. Empty: there is no real-time lane."""
+    of these topics. Records need right times (`realtime.behind_after_s`). Empty: there is no real-time lane."""
     topic_prefix: str = "events."
     """Prefix that is removed from a topic's name to get the event type, if the event itself has none."""
     starting_offsets: Literal["earliest", "latest"] = "earliest"
@@ -296,8 +296,8 @@ class RealtimeSettings(Area):
     """Length of a micro-batch of this lane. Delivery stops for some 0.3 s between two micro-batches. A new topic or partition
     ends a micro-batch early."""
     behind_after_s: Seconds = 5
-    """Age of waiting records from which the lane is behind. The lane then catches up in short micro-batches, and returns to
-    real time by itself."""
+    """Age of a record, by its time in Kafka, from which the lane delivers in short micro-batches until it has caught up. The
+    topics need `message.timestamp.type=LogAppendTime`, or producers that write the present time by a right clock."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the driver to which the lane's workers report, and from which the workers get changes; 0 takes any free port."""
 

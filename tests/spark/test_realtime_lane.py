@@ -110,6 +110,15 @@ def test_only_a_lane_to_which_kafka_shows_no_topic_has_none(lane_of, watch, monk
     assert (seen, watch.has_no_topics) == ([False, False, True], False)
 
 
+def test_the_warning_of_old_records_names_clocks_of_producers(lane_of, caplog):
+    """Regression: the only advice was more CPU, which does not help where a producer's clock is slow."""
+    made = lane_of("127.0.0.1:1")
+    made._mode_switch = mode_switch.ModeSwitch(since=0.0, differs_since=0.0)
+    assert made._switches_mode(types.SimpleNamespace(once=False, mode=mode_switch.Mode.REALTIME), 6.0)
+    assert "records that are 6 s old by their time in Kafka" in caplog.text
+    assert "message.timestamp.type=LogAppendTime" in caplog.text
+
+
 @pytest.fixture
 def slow_receiver():
     """A receiver that answers when the test says so: its URL, and the event that lets it answer."""

@@ -286,8 +286,10 @@ class RealtimeLane:
         if self._mode_switch.mode is mode_switch.Mode.CATCHING_UP:
             behind_s = max(before.oldest_s, delay_s)
             log.warning(
-                "lane %s is %.0f s behind: it catches up in micro-batches, then returns to real time by itself. If this is "
-                "logged often, give the lane more CPU", NAME, behind_s,
+                "lane %s reads records that are %.0f s old by their time in Kafka: it catches up in micro-batches, then "
+                "returns to real time by itself. If this is logged often, or the lane stays in micro-batches, look at its lag. "
+                "If records wait, give the lane more CPU. If none wait, a producer has a slow clock or writes old times: set "
+                "message.timestamp.type=LogAppendTime for the lane's topics", NAME, behind_s,
             )  # fmt: skip
         else:
             log.info("lane %s leaves its micro-batches, and delivers in real time from now on", NAME)

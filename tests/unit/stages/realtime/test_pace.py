@@ -44,6 +44,14 @@ def test_records_of_half_the_bound_keep_it_catching_up():
     assert after(mode_switch.ModeSwitch(mode=CATCHING_UP, since=0, least_s=1), *[2.5] * 60).mode is CATCHING_UP
 
 
+def test_one_old_record_each_second_keeps_the_lane_catching_up():
+    """One producer with a slow clock does that, though no record waits: docs/operations.md says what to set."""
+    state = mode_switch.ModeSwitch(since=0)
+    for look in range(6_000):
+        state = state.observe(6.0 if look % 10 == 0 else 0.01, 5.0, look / 10)
+    assert (state.mode, state.since < 10) == (CATCHING_UP, True)
+
+
 @pytest.mark.parametrize(("lasted_s", "least_s"), [(10, 40), (100, 40), (200, mode_switch.LEAST_S)])
 def test_catching_up_lasts_longer_when_it_has_not_helped(lasted_s, least_s):
     back = mode_switch.ModeSwitch(mode=REALTIME, since=0, least_s=20)
