@@ -153,6 +153,7 @@ def test_a_lane_whose_driver_hangs_ends_and_leaves_its_query_behind(spark, kafka
         spark.conf.set("spark.sql.streaming.stopTimeout", session.STOP_TIMEOUT)
         released.set()
     assert "the query of lane batch did not end within" in caplog.text
+    assert_eventually(lambda: spark.streams.active, lambda queries: not queries)  # Spark refuses a second query of this name
 
 
 def test_a_lane_that_kafkas_client_refuses_names_the_file_at_fault(spark, tmp_path):

@@ -12,7 +12,7 @@ from subscriptions_db import answer_size
 from subscriptions_db.api.contract import keys, problems
 from subscriptions_db.api.contract.principals import Scope
 from subscriptions_db.api.server import app, handler
-from tests.integration.api import world
+from tests.integration.api import test_validation, world
 
 pytestmark = pytest.mark.integration
 
@@ -354,3 +354,16 @@ def test_a_broken_idle_connection_is_replaced_before_use(postgres):
         assert all(row["has_ended"] for row in ended)
         answer = acme.get("/v1/endpoints")
         assert (answer.status, answer.json) == (200, before)
+
+
+def test_a_receiver_has_its_own_time_beside_that_of_the_request(postgres):
+    """Regression: a receiver that needed longer than `api.request_timeout_s` could never permit deliveries."""
+    patient = test_validation.OPEN.model_copy(update={"attempt_timeout_s": 30})
+    own_time = world.served(postgres, delivery=patient, public_url=test_validation.PUBLIC, request_timeout_s=1)
+    with own_time as served, test_validation.Receiver().serving() as receiver:
+        receiver.answer, receiver.before_answering = test_validation.PERMITTED, lambda _: time.sleep(1.5)
+        acme = served.client(served.keys["acme"])
+        asked = test_validation.make(acme, receiver)
+        assert test_validation.validated(acme, asked)["state"] == "permitted"
+        tested = acme.post("/v1/endpoints", {"url": receiver.url}).json
+        assert acme.post(f"/v1/endpoints/{tested['id']}/test").json["is_delivered"]

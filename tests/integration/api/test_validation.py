@@ -5,7 +5,6 @@ import contextlib
 import re
 import socket
 import threading
-import time
 
 import pytest
 from aiohttp import web
@@ -312,18 +311,6 @@ def test_a_question_has_the_timeout_of_a_delivery(acme):
         ).json
         reply = validated(acme, endpoint)
     assert (reply["state"], "no answer (timeout)" in reply["reason"]) == ("refused", True)
-
-
-def test_a_receiver_has_its_own_time_beside_that_of_the_request(postgres, receiver):
-    """Regression: a receiver that needed longer than `api.request_timeout_s` could never permit deliveries."""
-    patient = settings.DeliverySettings(**OPENED, attempt_timeout_s=30, webhook_origin=ORIGIN)
-    receiver.answer, receiver.before_answering = PERMITTED, lambda _: time.sleep(1.5)  # longer than the request may take
-    with world.served(postgres, delivery=patient, public_url=PUBLIC, request_timeout_s=1) as served:
-        acme = served.client(served.keys["acme"])
-        endpoint = make(acme, receiver)
-        assert validated(acme, endpoint)["state"] == "permitted"
-        tested = acme.post("/v1/endpoints", {"url": receiver.url}).json
-        assert acme.post(f"{path(tested)}/test").json["is_delivered"]
 
 
 def test_an_endpoint_gets_one_question_a_second(acme, receiver, made):
