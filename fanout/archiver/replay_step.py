@@ -14,13 +14,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-import confluent_kafka
-
 from delivery import errors
 from delivery.config import plan_builder, settings
 from delivery.model import Record
 from delivery.observability import metrics
 from delivery.registry_model import Endpoint, EndpointId, EndpointStatus, SubscriptionId
+from delivery.stages.kafka import record_reader
 from delivery.webhooks.events import opaque, parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.retries import retry_records
@@ -50,6 +49,8 @@ ENDPOINT_DELETED, EVENT_GONE, NOT_COUNTED = "endpoint_deleted", "event_gone", "a
 """Reasons of failed replays. ENDPOINT_DELETED: the endpoint was deleted, or has another customer now. EVENT_GONE: Kafka no
 longer has the event of the delivery at its offset, or the job would reject it now. NOT_COUNTED: `archive.attempts` is off, so
 the number of deliveries without an outcome is unknown."""
+_OF_ALL_REPLAYS = (errors.RegistryUnavailable, errors.RegistryOutdated, errors.SettingsError)
+"""Errors for which `fanout archive` pauses or ends (main_loop.py)."""
 
 
 class Replayer:
@@ -91,8 +92,11 @@ class Replayer:
         2. after decoder.AWAY_S, if the schema registry failed: until then the decoder refuses each schema that it has not read;
         3. after FIRST_PAUSE_S, if Kafka failed otherwise.
 
-        Raise RegistryUnavailable if Postgres fails. With `once`, also raise KafkaUnavailable or SchemaRegistryUnavailable, in
-        place of a pause. `clock` is for tests.
+        If a replay has an unforeseen error, log its traceback, and pause this replay in the same way. Other replays continue at
+        once.
+
+        Raise RegistryUnavailable if Postgres fails, RegistryOutdated if it lacks a migration, and SettingsError if the settings
+        permit no replay. With `once`, raise any error in place of a pause. `clock` is for tests.
         """
         if is_behind and clock() < self._yields_until:
             return 0
@@ -117,6 +121,12 @@ class Replayer:
                     advanced += self._advance(connection, replay)
                 except (errors.KafkaUnavailable, errors.SchemaRegistryUnavailable) as exc:
                     self._failed(replay, exc, once=once, now=clock())
+                except _OF_ALL_REPLAYS:
+                    raise
+                except Exception as exc:  # raised, it would end the archive again and again, for all customers
+                    if once:
+                        raise
+                    self._failed_unforeseen(replay, exc, clock())
                 else:
                     self._pauses.succeeded(replay.number)
             chunks += advanced
@@ -148,6 +158,16 @@ class Replayer:
             "logged again, check that Kafka and the schema registry answer, and that the archiver may read the topics of "
             "events and write the retries topic",
             exc, replay.replay_id, pause_s, f"pause for {others_s:.0f} s" if others_s else "continue",
+        )  # fmt: skip
+
+    def _failed_unforeseen(self, replay: ReplayRequest, exc: Exception, now: float) -> None:
+        """Log an unforeseen error with its traceback, begin a pause of the replay, and close the connections to Kafka."""
+        self.close()
+        pause_s = self._pauses.failed(replay.number, now)
+        log.error(
+            "an unforeseen error in replay %s. So this replay pauses for %.0f s, then tries again. Archiving, redrives and "
+            "other replays continue. Send this traceback to the maintainers of the platform. `fanout replays cancel` ends the "
+            "replay", replay.replay_id, pause_s, exc_info=exc,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -262,12 +282,8 @@ class Replayer:
 
     def _read(self, place: Place, first: int, end: int) -> list[Record]:
         records: list[Record] = []
-
-        def take(message: confluent_kafka.Message) -> None:
-            headers = topic_scanner.headers(message)
-            records.append(Record(*place, message.offset() or 0, message.timestamp()[1], message.value(), headers))
-
-        self._reader().read([topic_scanner.Extent(place=place, low=first, first=first, end=end)], "events", take)
+        extent = topic_scanner.Extent(place=place, low=first, first=first, end=end)
+        self._reader().read([extent], "events", lambda message: records.append(record_reader.record_of(message)))
         return records
 
     def _enqueue(self, due: Sequence[replay_plan.Due], routes: replay_plan.Routes, replay: ReplayRequest) -> int:

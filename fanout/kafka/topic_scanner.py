@@ -198,9 +198,3 @@ def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:
     """Return those of the `known` topics that match `source.topic_pattern`, without topics that the job itself writes."""
     own = {*topics.of_results(config.delivery), *lane_areas.wakeup_topics(config)}
     return [name for name in known if topic_pattern.matches(config.source.topic_pattern, name) and name not in own]
-
-
-def headers(message: confluent_kafka.Message) -> tuple[tuple[str, bytes], ...]:
-    """Return a record's headers as the lanes read them: a missing value is an empty value."""
-    pairs: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]  # as its document says
-    return tuple((name, value or b"") for name, value in pairs)

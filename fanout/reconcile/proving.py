@@ -22,8 +22,7 @@ import rich.table
 
 from delivery import errors
 from delivery.config import plan_builder, settings
-from delivery.model import Record
-from delivery.stages.kafka import topics
+from delivery.stages.kafka import record_reader, topics
 from delivery.webhooks.events import parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.results import dead_letter_records, log_records, rejected_records
@@ -161,7 +160,7 @@ class _Reading:
     def _add_retries(self, message: confluent_kafka.Message) -> None:
         for retry_message in retry_records.messages(message.value()):
             self.evidence.add_retry_message(retry_message)
-        for name, value in topic_scanner.headers(message):
+        for name, value in record_reader.headers_of(message):
             if name == redrive_plan.NOTE:
                 self.evidence.add_log_record(log_records.decode(value), message.timestamp()[1])
 
@@ -172,14 +171,13 @@ class _Reading:
         self.evidence.add_dead_letter(dead_letter_records.decode(message.value() or b""))
 
     def _add_event(self, message: confluent_kafka.Message) -> None:
-        place, offset = Place(str(message.topic()), message.partition() or 0), message.offset() or 0
-        record = Record(*place, offset, message.timestamp()[1], message.value(), topic_scanner.headers(message))
+        record = record_reader.record_of(message)
         try:
             event = parsing.parse(record, self._layout) if self._formats is None else self._formats.event_now(record)
             event_type = event.event_type
         except errors.EventRejected:
             event_type = None
-        self.evidence.add_event(place, offset, event_type)
+        self.evidence.add_event(Place(record.topic, record.partition), record.offset, event_type)
 
 
 def _notes(account: Account, terms: Terms, config: settings.Settings) -> list[str]:

@@ -23,6 +23,7 @@ import rich.table
 
 from delivery import errors
 from delivery.config import settings
+from delivery.stages.kafka import record_reader
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.results.dead_letter_records import DeadLetter
 from fanout.kafka import topic_scanner
@@ -117,7 +118,7 @@ class DeadLetterReader:
             add(message.value() or b"")
 
         def add_retries(message: confluent_kafka.Message) -> None:
-            for name, value in topic_scanner.headers(message):
+            for name, value in record_reader.headers_of(message):
                 if name == redrive_plan.NOTE:
                     add(value)
 

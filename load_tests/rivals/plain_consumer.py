@@ -42,6 +42,7 @@ import yarl
 from delivery import errors
 from delivery.config import kafka_clients, plan_builder, settings, settings_loader
 from delivery.registry_model import Endpoint, EndpointId
+from delivery.stages.kafka import record_reader
 from delivery.webhooks.routing import matching
 from delivery.webhooks.sending import request as request_heads
 from load_tests.rivals import routed_requests
@@ -135,7 +136,7 @@ class PlainConsumer:
                     log.warning("Kafka reported an error: %s", message.error())
                     continue
                 try:
-                    record = routed_requests.record_of(message)
+                    record = record_reader.record_of(message)
                     for request in routed_requests.requests_of(record, self._router, self._layout):
                         group.create_task(self._post(request))
                 except errors.EventRejected as exc:

@@ -9,15 +9,12 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import confluent_kafka
-
 from delivery import errors
 from delivery.model import Event, Record
 from delivery.registry_model import ContentMode, DeliveryMode, Endpoint, EndpointStatus, TenantStatus
 from delivery.webhooks.events import parsing
 from delivery.webhooks.routing import matching
 from delivery.webhooks.sending import payload, signing
-from fanout.kafka import topic_scanner
 
 
 class RoutedRequest(NamedTuple):
@@ -28,12 +25,6 @@ class RoutedRequest(NamedTuple):
     content_headers: bytes
     """Header lines that describe the body, each ended by CRLF."""
     body: bytes
-
-
-def record_of(message: confluent_kafka.Message) -> Record:
-    """Return a message of the Kafka client as the platform's record."""
-    topic, partition, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
-    return Record(topic, partition, offset, message.timestamp()[1], message.value(), topic_scanner.headers(message))
 
 
 def requests_of(record: Record, router: matching.Router, layout: parsing.Layout) -> Iterator[RoutedRequest]:

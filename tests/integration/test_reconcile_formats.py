@@ -17,7 +17,7 @@ from fanout.kafka import publishing, topic_scanner
 from fanout.reconcile import proving
 from fanout.terminal import commands
 from tests.integration.customers import Keeping, Source, working
-from tests.support import builders, framing
+from tests.support import builders, framing, raw_records
 from tests.support.schema_registry import SchemaRegistry
 
 pytestmark = pytest.mark.integration
@@ -84,6 +84,17 @@ def test_the_account_names_the_type_of_decoded_events(kafka):
     assert (group.event_type, counts.due, counts.delivered) == ("order.paid", 3, 3)
     direct = account.lanes["direct"]
     assert (direct.records, direct.rejected, direct.behind) == (4, 1, 0)
+
+
+def test_a_record_with_an_unreadable_header_name_ends_no_account(kafka):
+    """Regression: the name is not UTF-8, and `fanout reconcile` ended with a traceback."""
+    name = uuid.uuid4().hex[:8]
+    config = config_of(kafka, name)
+    topics.ensure_all(config)
+    for topic in (f"{name}.order", config.delivery.retries_topic):
+        topics.ensure(config.kafka, [topic], 1)
+        raw_records.produce(kafka.bootstrap_servers, topic, b"", [(b"caf\xe9", b"1")])
+    assert proving.reconcile(config, settle_s=0).account.holds
 
 
 def test_the_wait_for_what_belongs_to_older_records_is_announced(kafka):

@@ -37,8 +37,7 @@ import orjson
 import yaml
 
 from delivery.config import kafka_clients
-from delivery.stages.kafka import topics
-from fanout.kafka import topic_scanner
+from delivery.stages.kafka import record_reader, topics
 from fanout.local import kafka_server as local_kafka
 from fanout.local import receiver, stack
 from subscriptions_db.postgres import connect
@@ -222,7 +221,7 @@ def _topics(platform: Platform) -> dict[str, list[list[object]]]:
             message = consumer.poll(10)
             assert message is not None
             assert (message.error(), message.offset()) == (None, len(records))
-            headers = [(header, _text(value)) for header, value in topic_scanner.headers(message)]
+            headers = [(header, _text(value)) for header, value in record_reader.headers_of(message)]
             records.append([_text(message.key()), _text(message.value()), headers, message.timestamp()[1]])
     consumer.close()
     return found

@@ -4,13 +4,13 @@ import confluent_kafka
 
 from delivery.config import settings
 from delivery.model import Record
+from delivery.stages.kafka import record_reader
 from fanout.kafka import topic_scanner
 
 
 def record_of(message: confluent_kafka.Message) -> tuple[Record, bytes | None]:
     """Return a record as the job has it, and its key."""
-    place = message.topic(), message.partition(), message.offset(), message.timestamp()[1]
-    return Record(*place, message.value(), topic_scanner.headers(message)), message.key()
+    return record_reader.record_of(message), message.key()
 
 
 def records(kafka: settings.KafkaSettings, topic: str) -> list[tuple[Record, bytes | None]]:

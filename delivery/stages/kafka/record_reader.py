@@ -1,6 +1,7 @@
 """Read the records of offset ranges from Kafka, in the tasks of the direct lane and the batch lane.
 
-Runs in the executors' Python workers. Must not import the settings, for the reason in delivery.stages.kafka.sink.
+Runs in the executors' Python workers. Must not import the settings, for the reason in delivery.stages.kafka.sink. `record_of`
+and `headers_of` also run in the commands and in `fanout archive`.
 Guarantee: a task gets every record of its ranges that Kafka holds, or fails.
 """
 
@@ -342,12 +343,13 @@ def record_of(message: Message, *, with_key: bool = False) -> Record:
         message.offset() or 0,
         message.timestamp()[1],
         message.value(),
-        _headers_of(message),
+        headers_of(message),
         message.key() if with_key else None,
     )
 
 
-def _headers_of(message: Message) -> tuple[tuple[str, bytes], ...]:
+def headers_of(message: Message) -> tuple[tuple[str, bytes], ...]:
+    """Return a message's headers, or UNREADABLE_HEADERS if a name is not UTF-8. A header without a value gets an empty one."""
     try:
         headers = _headers(message)
     except SystemError:

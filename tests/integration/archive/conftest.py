@@ -6,8 +6,13 @@ import contextlib
 import pytest
 
 from delivery.config import settings
+from delivery.webhooks.http import guard
 from subscriptions_db.archive.ingest import writer
+from subscriptions_db.manifest import manifest
 from subscriptions_db.postgres import connect
+from subscriptions_db.registration import apply
+from subscriptions_db.secrets import keyring
+from tests.integration.archive import replays
 from tests.support import archive
 
 
@@ -41,3 +46,12 @@ def write(connection):
 def in_background():
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
         yield executor.submit
+
+
+@pytest.fixture
+def world(kafka, opened):
+    """Return a world for one test of replays."""
+    connection = opened()
+    ring = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": keyring.generate()}))
+    apply.apply(connection, manifest.check(replays.DOCUMENT, guard.Guard()), ring)
+    return replays.World(kafka, connection)

@@ -20,7 +20,7 @@ from delivery import errors
 from delivery.config import kafka_clients, settings
 from delivery.model import OutcomeKind
 from delivery.observability import metrics
-from delivery.stages.kafka import topics
+from delivery.stages.kafka import record_reader, topics
 from delivery.webhooks.batching import segment
 from delivery.webhooks.results import dead_letter_records, log_records
 from delivery.webhooks.retries import retry_messages
@@ -323,12 +323,12 @@ def test_a_redrive_of_the_archive_equals_one_of_the_command(platform):
     with contextlib.closing(topic_scanner.Scanner(platform.config.kafka)) as scanner:
         scanner.read(scanner.extents([platform.config.delivery.retries_topic]), "retries", read.append)
     [record] = read
-    assert [name for name, _ in topic_scanner.headers(record)] == [redrive_plan.NOTE]
+    assert [name for name, _ in record_reader.headers_of(record)] == [redrive_plan.NOTE]
     postponed = retry_messages.message(record.value())
     events = [segment.unpacked(entry.packed[0]) for entry in postponed.entries]
     assert [(event.event_id, event.data) for event in events] == [("e1", archive.PAYLOAD), ("e2", archive.PAYLOAD)]
     redriven = redrive_plan.Redriven()
-    redriven.add(log_records.decode(dict(topic_scanner.headers(record))[redrive_plan.NOTE]))
+    redriven.add(log_records.decode(dict(record_reader.headers_of(record))[redrive_plan.NOTE]))
     assert [redriven.has(dead_letter_records.decode(letter)) for letter in written] == [True, True, False]
     assert platform.event_ids() == ["e3"]
     with platform.connected() as connection:

@@ -12,7 +12,7 @@ import pytest
 from delivery import errors
 from delivery.config import settings
 from delivery.model import OutcomeKind
-from delivery.stages.kafka import topics
+from delivery.stages.kafka import record_reader, topics
 from fanout.archiver import main_loop
 from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.archive.ingest import writer
@@ -77,7 +77,7 @@ class Platform:
         with contextlib.closing(topic_scanner.Scanner(self.config.kafka)) as scanner:
             scanner.read(scanner.extents([self.topic]), "operational events", read.append)
         return [
-            ({name: value.decode() for name, value in topic_scanner.headers(message)}, orjson.loads(message.value()))
+            ({name: value.decode() for name, value in record_reader.headers_of(message)}, orjson.loads(message.value()))
             for message in read
         ]
 

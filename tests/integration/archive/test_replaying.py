@@ -1,130 +1,27 @@
-"""Replays on a real Kafka and a real Postgres: in chunks, within a bound, by the present registry, across failures."""
+"""Replays on a real Kafka and a real Postgres: in chunks, within a bound, by the present registry."""
 
 import datetime as dt
 import itertools
-import re
-import uuid
 
 import orjson
 import pytest
 
 from delivery import errors
-from delivery.config import kafka_clients, settings
+from delivery.config import settings
 from delivery.registry_model import EndpointStatus
-from delivery.stages.kafka import topics
-from delivery.webhooks.batching import segment
 from delivery.webhooks.events import opaque
 from delivery.webhooks.http import guard
-from delivery.webhooks.retries import retry_records
 from delivery.webhooks.sending import payload
-from fanout.archiver import replay_step
-from fanout.kafka import publishing, topic_scanner
 from subscriptions_db.manifest import manifest
 from subscriptions_db.registration import apply, endpoint_status
 from subscriptions_db.replays import progress, requests
-from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayState
+from subscriptions_db.replays.requests import ReplayOne, ReplayState
 from subscriptions_db.secrets import keyring
+from tests.integration.archive.replays import AVRO, DOCUMENT, LONG_AGO
 from tests.support import builders, framing
 from tests.support.schema_registry import SchemaRegistry
 
 pytestmark = pytest.mark.integration
-
-LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-DOCUMENT = {
-    "tenants": [{"id": "t1"}],
-    "customers": [{"id": "c1"}],
-    "endpoints": [{"id": name, "customer": "c1", "url": f"https://hooks.example.com/{name}"} for name in ("ep1", "ep2")],
-    "subscriptions": [
-        {"id": f"s{number}", "endpoint": f"ep{number}", "event_type": "order", "everything": True} for number in (1, 2)
-    ],
-}
-AVRO = {"type": "record", "name": "Order", "fields": [{"name": name, "type": "string"} for name in ("id", "tenant_id")]}
-
-
-class World:
-    """Topics, a registry and a replayer for one test."""
-
-    def __init__(self, kafka, connection):
-        name = uuid.uuid4().hex[:8]
-        self.connection = connection
-        self.topic = f"{name}.order"
-        self.document = {
-            "kafka": {"bootstrap_servers": kafka.bootstrap_servers},
-            "source": {"topic_pattern": f"{name}\\..+", "topic_prefix": f"{name}."},
-            "delivery": {
-                "attempts_topic": f"attempts-{name}", "dead_letter_topic": f"dead-{name}",
-                "rejected_topic": f"rejected-{name}", "retries_topic": f"retries-{name}", "result_partitions": 1,
-            },
-        }  # fmt: skip
-        self.config = settings.Settings.model_validate(self.document)
-        self.max_records = replay_step.MAX_RECORDS
-        topics.ensure_all(self.config)
-        topics.ensure(self.config.kafka, [self.topic], 1)
-
-    def publish(self, *numbers):
-        self.publish_raw(*(orjson.dumps({"id": f"e{number}", "tenant_id": "t1", "amount": number}) for number in numbers))
-
-    def publish_raw(self, *values, topic=""):
-        publisher = publishing.Publisher(self.config.kafka)
-        for value in values:
-            publisher.publish(publishing.Message(topic=topic or self.topic, value=value, key=b"k"))
-        publisher.flush()
-
-    def publish_at(self, *moments, topic=""):
-        """Publish the events e0, e1, …, which have these times in Kafka."""
-        producer = kafka_clients.producer(self.config.kafka, {})
-        for number, moment in enumerate(moments):
-            value = orjson.dumps({"id": f"e{number}", "tenant_id": "t1"})
-            producer.produce(topic or self.topic, value, timestamp=round(moment.timestamp() * 1000))
-            producer.flush()
-
-    def ask(self, endpoint="ep1", **fields):
-        wanted = {"since": LONG_AGO, "until": dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)} | fields
-        return requests.ask(self.connection, "c1", endpoint, ReplayRange(**wanted)).replay_id
-
-    def ask_again(self, endpoint, event, subscription_id, topic, offset=0):
-        """Request one delivery again."""
-        delivery = ReplayOne(
-            webhook_id=payload.webhook_id(event, subscription_id),
-            subscription_id=subscription_id, topic=topic, partition=0, offset=offset,
-        )  # fmt: skip
-        return requests.ask(self.connection, "c1", endpoint, delivery).replay_id
-
-    def replayer(self, **archive):
-        config = settings.Settings.model_validate(self.document | {"archive": archive})
-        return replay_step.Replayer(config, max_records=self.max_records)
-
-    def carry_out(self, **archive):
-        replayer = self.replayer(**archive)
-        while replayer.step(self.connection, once=True):
-            pass
-        replayer.close()
-
-    def replay(self, replay_id):
-        return requests.get(self.connection, "c1", replay_id)
-
-    def handed_over(self):
-        """Return event id, endpoint and replay id of each enqueued retry entry."""
-        return [(message.endpoint_id, event.event_id, entry.replay) for message, entry, event in self.entries()]
-
-    def entries(self):
-        """Return each enqueued retry entry with its message and its event."""
-        scanner, found = topic_scanner.Scanner(self.config.kafka), []
-        scanner.read(scanner.extents([self.config.delivery.retries_topic]), "retries", found.append)
-        scanner.close()
-        return [
-            (message, entry, segment.unpacked(entry.packed[0]))
-            for message in retry_records.messages(*(record.value() for record in found))
-            for entry in message.entries
-        ]
-
-
-@pytest.fixture
-def world(kafka, opened):
-    connection = opened()
-    ring = keyring.KeyRing.from_settings(settings.KeysSettings(ring={"k1": keyring.generate()}))
-    apply.apply(connection, manifest.check(DOCUMENT, guard.Guard()), ring)
-    return World(kafka, connection)
 
 
 def test_a_time_range_is_replayed_in_chunks_within_a_bound(world):
@@ -223,65 +120,6 @@ def test_replays_and_resends_decode_and_wait_for_the_schema_registry(world):
     assert {world.replay(replay_id).state for replay_id in (replay, resend)} == {ReplayState.DONE}
 
 
-def test_a_replay_that_fails_pauses_by_itself(world, caplog):
-    """Regression: redrives and all other replays paused with it, 30 s after each of its failures."""
-    with SchemaRegistry() as registry:
-        world.document["schema_registry"] = {"topic_pattern": re.escape(world.topic), "url": registry.url, "wait_s": 0.01}
-        number = registry.register("order", orjson.dumps(AVRO).decode())
-        world.publish_raw(framing.framed(number, framing.avro(AVRO, {"id": "e1", "tenant_id": "t1"})))
-        failing = world.ask("ep1")
-        invoices = world.topic.replace("order", "invoice")
-        topics.ensure(world.config.kafka, [invoices], 1)
-        world.publish_raw(orjson.dumps({"id": "e2", "tenant_id": "t1"}), topic=invoices)
-        event = builders.event(event_id="e2", event_type="invoice", source=invoices)
-        resend = world.ask_again("ep2", event, "s2", invoices)
-        registry.stop()
-        replayer = world.replayer()
-        replayer.step(world.connection, clock=lambda: 100.0)
-        assert f"So replay {failing} pauses for 30 s, and other replays pause for 3 s" in caplog.text
-        replayer.step(world.connection, clock=lambda: 103.0)
-        assert world.handed_over() == [("ep2", "e2", resend)]
-        replayer.step(world.connection, clock=lambda: 129.0)
-        assert "pauses for 60 s" not in caplog.text
-        replayer.step(world.connection, clock=lambda: 130.0)
-        assert f"So replay {failing} pauses for 60 s" in caplog.text
-        replayer.close()
-        registry.start()
-        world.carry_out()
-    assert {world.replay(replay_id).state for replay_id in (failing, resend)} == {ReplayState.DONE}
-
-
-def attempted(world, monkeypatch, failure, *times):
-    """Step at these times, while the replay for ep1 fails; return the endpoints of the replays that were tried."""
-    world.publish(1)
-    for endpoint in ("ep1", "ep2"):
-        world.ask(endpoint)
-    replayer, tried = world.replayer(), []
-
-    def advance(_, replay):
-        tried.append(replay.endpoint_id)
-        if replay.endpoint_id == "ep1":
-            raise failure
-        return False
-
-    monkeypatch.setattr(replayer, "_advance", advance)
-    for now in times:
-        replayer.step(world.connection, clock=lambda now=now: now)
-    return tried
-
-
-def test_a_replay_whose_topic_cannot_be_read_delays_no_other(world, monkeypatch, caplog):
-    failure = errors.TopicUnreadable("this login may not read the topic")
-    assert attempted(world, monkeypatch, failure, 0, 29, 30) == ["ep1", "ep2", "ep2", "ep1", "ep2"]
-    assert "pauses for 60 s, and other replays continue" in caplog.text
-
-
-def test_if_kafka_fails_all_replays_pause_and_that_replay_pauses_longer(world, monkeypatch):
-    failure = errors.KafkaUnavailable("no broker answers")
-    tried = attempted(world, monkeypatch, failure, 0, 29, 30, 59, 60, 89, 90)
-    assert tried == ["ep1", "ep2", "ep1", "ep2", "ep2", "ep1"]
-
-
 def test_replays_and_resends_send_the_original_payload(world):
     schema = {"type": "record", "name": "Order", "fields": [{"name": name, "type": "string"} for name in ("id", "tenant_id")]}
     world.connection.execute("update endpoints set payload = 'original' where endpoint_id = 'ep1'")
@@ -297,26 +135,6 @@ def test_replays_and_resends_send_the_original_payload(world):
         world.carry_out()
     found = {entry.replay: opaque.as_bytes(event.data, event.opaque) for _, entry, event in world.entries()}
     assert found == {replay: value, resend: value}
-
-
-def test_a_crash_repeats_one_chunk_of_a_replay_only(world, monkeypatch):
-    world.max_records = 2
-    world.publish(*range(4))
-    replay = world.ask()
-    reach, pieces = progress.advance, iter(range(10))
-
-    def dying(*arguments, **fields):
-        if next(pieces) == 1:
-            raise errors.KafkaUnavailable("dies")
-        reach(*arguments, **fields)
-
-    monkeypatch.setattr(progress, "advance", dying)
-    with pytest.raises(errors.KafkaUnavailable):
-        world.carry_out()
-    assert world.replay(replay).handed_over == 2
-    world.carry_out()
-    assert [event_id for _, event_id, _ in world.handed_over()] == ["e0", "e1", "e2", "e3", "e2", "e3"]
-    assert (world.replay(replay).state, world.replay(replay).handed_over) == (ReplayState.DONE, 4)
 
 
 def test_a_replay_to_a_paused_endpoint_waits_and_others_run(world):
