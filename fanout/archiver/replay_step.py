@@ -8,11 +8,12 @@ events of the endpoint also need space.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from delivery import errors
 from delivery.config import plan_builder, settings
@@ -20,7 +21,7 @@ from delivery.model import Record
 from delivery.observability import metrics
 from delivery.registry_model import Endpoint, EndpointId, EndpointStatus, SubscriptionId
 from delivery.stages.kafka import record_reader
-from delivery.webhooks.events import opaque, parsing
+from delivery.webhooks.events import parsing
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.retries import retry_records
 from delivery.webhooks.sending import payload
@@ -40,8 +41,7 @@ STEP_S = 1.0
 """Seconds of a step, after which it begins no further chunk. Archiving waits during a step. While more records wait to be
 archived, at least as many seconds pass between two steps."""
 MAX_RECORDS = 1000
-"""Maximum records of one chunk. By default an event has at most 256 KiB (`source.max_event_bytes`), so the valid
-events of a chunk have at most 250 MiB."""
+"""Maximum records of one chunk. A chunk ends earlier when its deliveries have replay_plan.MAX_BYTES."""
 PAST_S = 3600
 """Seconds after a replay's time range. If a whole chunk of a partition is later, the rest of the partition is not read. Single
 records may be later and before records of the range, because a producer's clock may be ahead."""
@@ -56,10 +56,13 @@ _OF_ALL_REPLAYS = (errors.RegistryUnavailable, errors.RegistryOutdated, errors.S
 class Replayer:
     """Advance all unfinished replays, one chunk each in rotation."""
 
-    def __init__(self, config: settings.Settings, *, max_records: int = MAX_RECORDS) -> None:
-        """`max_records` is the maximum of records in one chunk."""
+    def __init__(
+        self, config: settings.Settings, *, max_records: int = MAX_RECORDS, max_bytes: int = replay_plan.MAX_BYTES
+    ) -> None:
+        """A chunk ends after `max_records`, or when its deliveries have `max_bytes` of packed events."""
         self._config = config
         self._max_records = max_records
+        self._max_bytes = max_bytes
         self._layout = plan_builder.layout_of(config)
         self._formats = decoder.decoder_of(plan_builder.formats_of(config.schema_registry), self._layout)
         self._scanner: topic_scanner.Scanner | None = None
@@ -236,55 +239,55 @@ class Replayer:
         low, high = self._reader().bounds(Place(place.topic, place.partition))
         first = max(place.next_offset, low)
         end = min(first + self._max_records, place.end_offset, high)
-        read = self._read(Place(place.topic, place.partition), first, end)
-        since_ms, until_ms = _ms(asked.since), _ms(asked.until)
-        in_range = [record for record in read if since_ms <= record.appended_at_ms < until_ms]
-        handed_over = self._enqueue(routes.due(in_range, asked.event_types), routes, replay)
+        until_ms = _ms(asked.until)
+        chunk = replay_plan.Chunk(first, end, since_ms=_ms(asked.since), until_ms=until_ms)
+        with contextlib.closing(self._read(Place(place.topic, place.partition), first, end)) as records:
+            due = routes.due(chunk.in_range(records), asked.event_types, max_bytes=self._max_bytes)
+        handed_over = self._enqueue(due, routes, replay)
         # Transactions and compaction leave offsets without a record: a few late records are no whole chunk.
-        is_past = (
-            2 * len(read) >= self._max_records and min(record.appended_at_ms for record in read) >= until_ms + PAST_S * 1000
-        )
+        is_past = 2 * chunk.records >= self._max_records and chunk.earliest_ms >= until_ms + PAST_S * 1000
         # Records that Kafka has deleted, or that were in a topic deleted since, are skipped.
-        reached = place._replace(next_offset=end if first < end < high and not is_past else place.end_offset)
+        is_next = first < chunk.next_offset < high and not is_past
+        reached = place._replace(next_offset=chunk.next_offset if is_next else place.end_offset)
         is_lost = low > place.next_offset or high < place.end_offset
-        progress.advance(connection, replay, reached, is_lost=is_lost, records=len(read), handed_over=handed_over)
+        progress.advance(connection, replay, reached, is_lost=is_lost, records=chunk.records, handed_over=handed_over)
 
     def _resend(
         self, connection: connect.Connection, replay: ReplayRequest, asked: ReplayOne, routes: replay_plan.Routes
     ) -> None:
         due = self._find(asked, routes.endpoint)
-        if due is None:
+        if not due:
             progress.end(connection, replay, ReplayState.FAILED, now=_now(), reason=EVENT_GONE)
             return
-        self._enqueue([due], routes, replay)
+        self._enqueue(due, routes, replay)
         progress.count(connection, replay, is_lost=False, records=1, handed_over=1)
         progress.end(connection, replay, ReplayState.DONE, now=_now())
 
-    def _find(self, asked: ReplayOne, endpoint: Endpoint) -> replay_plan.Due | None:
-        """Return the event of a delivery, read from Kafka, with the id of the delivery's subscription.
+    def _find(self, asked: ReplayOne, endpoint: Endpoint) -> list[replay_plan.Due]:
+        """Return the requested delivery, with its event as read from Kafka.
 
-        None: Kafka no longer has the event at its offset, or the job would reject it now.
+        Empty: Kafka no longer has the event at its offset, or the job would reject it now.
         """
         place, subscription_id = Place(asked.topic, asked.partition), SubscriptionId(asked.subscription_id)
         low, high = self._reader().bounds(place)
         if not low <= asked.offset < high:
-            return None
+            return []
         for record in self._read(place, asked.offset, asked.offset + 1):
             try:
                 event = parsing.parse(record, self._layout) if self._formats is None else self._formats.event_now(record)
             except errors.EventRejected:
-                return None
+                return []
             # The setting `source.reused_ids` may have changed since the first delivery.
             for same in (event._replace(payload_digest=""), parsing.with_payload_digest(event)):
                 if payload.webhook_id(same, subscription_id) == asked.webhook_id:
-                    return replay_plan.Due(opaque.as_received(same, endpoint.payload), subscription_id)
-        return None
+                    return replay_plan.deliveries(same, endpoint, [subscription_id])
+        return []
 
-    def _read(self, place: Place, first: int, end: int) -> list[Record]:
-        records: list[Record] = []
+    def _read(self, place: Place, first: int, end: int) -> Generator[Record, None, None]:
+        """Yield the records of a range of offsets. Close the generator to stop before the end."""
         extent = topic_scanner.Extent(place=place, low=first, first=first, end=end)
-        self._reader().read([extent], "events", lambda message: records.append(record_reader.record_of(message)))
-        return records
+        with contextlib.closing(self._reader().messages([extent], "events")) as messages:
+            yield from map(record_reader.record_of, messages)
 
     def _enqueue(self, due: Sequence[replay_plan.Due], routes: replay_plan.Routes, replay: ReplayRequest) -> int:
         """Enqueue due deliveries, wait until Kafka has them, and return their number."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import confluent_kafka
@@ -66,6 +66,9 @@ class Scanner:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",  # by default the client would skip to the partition's end, and report nothing
             "isolation.level": "read_uncommitted",
+            # The next call of `messages` must not wait until the broker answers the last fetch of the call before.
+            "fetch.wait.max.ms": 5,
+            "fetch.queue.backoff.ms": 5,  # pause after the queue was full; by default a second
             "queued.max.messages.kbytes": 32
             * 1024,  # for all partitions together, so that memory does not grow with the topics
         }
@@ -118,8 +121,17 @@ class Scanner:
     def read(self, extents: Collection[Extent], name: str, consume: Consume) -> None:
         """Call `consume` with every record of `extents`, in order within each partition.
 
+        `name` is that of `messages`. Raise the errors of `messages`, and RecordUnreadable if `consume` cannot read a record.
+        """
+        with contextlib.closing(self.messages(extents, name)) as messages:
+            for message in messages:
+                _consume(message, consume)
+
+    def messages(self, extents: Collection[Extent], name: str) -> Generator[confluent_kafka.Message, None, None]:
+        """Yield every record of `extents`, in order within each partition. Close the generator to stop before the end.
+
         `name` tells the operator which records are read, such as `dead letters`. Raise KafkaUnavailable if Kafka deletes
-        records of `extents` before they are read, and RecordUnreadable if `consume` cannot read a record.
+        records of `extents` before they are read.
         """
         ends: dict[tuple[str, int], int] = {extent.place: extent.end for extent in extents if extent.first < extent.end}
         firsts: dict[tuple[str, int], int] = {extent.place: extent.first for extent in extents}
@@ -130,16 +142,20 @@ class Scanner:
         polls = bounded_reader.batches(self._consumer, starts, ends=ends, max_records=MAX_RECORDS_PER_POLL, wait_s=POLL_S)
         with self._translated(), self._progress(name, total) as advance:
             last = time.monotonic()
-            for messages in polls:
-                last = time.monotonic() if messages else last
-                if time.monotonic() - last > TIMEOUT_S:
-                    raise errors.KafkaUnavailable(
-                        f"reading {name} stopped before the end, because Kafka at {self._kafka.bootstrap_servers} has sent no "
-                        f"record for {TIMEOUT_S} s: check the brokers, then try again"
-                    )
-                for message in messages:
-                    _consume(message, consume)
-                advance(len(messages))
+            try:
+                for polled in polls:
+                    last = time.monotonic() if polled else last
+                    if time.monotonic() - last > TIMEOUT_S:
+                        raise errors.KafkaUnavailable(
+                            f"reading {name} stopped before the end, because Kafka at {self._kafka.bootstrap_servers} has sent "
+                            f"no record for {TIMEOUT_S} s: check the brokers, then try again"
+                        )
+                    for message in polled:
+                        _require_record(message)
+                        yield message
+                    advance(len(polled))
+            finally:
+                self._consumer.unassign()  # else the client would go on fetching for a caller that stopped before the end
 
     def close(self) -> None:
         """Close the consumer."""
@@ -164,7 +180,8 @@ class Scanner:
             yield lambda count: progress.advance(task, count)
 
 
-def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
+def _require_record(message: confluent_kafka.Message) -> None:
+    """Raise KafkaUnavailable if a message of the client is an error."""
     place, error = f"{message.topic()}:{message.partition()}", message.error()
     if error is not None and error.code() == confluent_kafka.KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # its public name
         raise errors.TopicUnreadable(
@@ -177,11 +194,14 @@ def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
             f"{place} cannot be read ({error.str()}), and reading stopped: check the brokers, and that this login may read the "
             "topic. Then try again"
         )
+
+
+def _consume(message: confluent_kafka.Message, consume: Consume) -> None:
     try:
         consume(message)
     except (errors.StateUnreadable, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as exc:
         said = f"{type(exc).__name__}: {str(exc).partition('. ')[0]}"
-        raise unreadable(f"{place}:{message.offset()}", said) from exc
+        raise unreadable(f"{message.topic()}:{message.partition()}:{message.offset()}", said) from exc
 
 
 def unreadable(place: str, fault: str) -> errors.RecordUnreadable:

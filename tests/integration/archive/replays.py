@@ -12,6 +12,7 @@ from delivery.webhooks.retries import retry_records
 from delivery.webhooks.sending import payload
 from fanout.archiver import replay_step
 from fanout.kafka import publishing, topic_scanner
+from fanout.redrive import replay_plan
 from subscriptions_db.replays import requests
 from subscriptions_db.replays.requests import ReplayOne, ReplayRange
 
@@ -43,7 +44,7 @@ class World:
             },
         }  # fmt: skip
         self.config = settings.Settings.model_validate(self.document)
-        self.max_records = replay_step.MAX_RECORDS
+        self.max_records, self.max_bytes = replay_step.MAX_RECORDS, replay_plan.MAX_BYTES
         topics.ensure_all(self.config)
         topics.ensure(self.config.kafka, [self.topic], 1)
 
@@ -78,7 +79,7 @@ class World:
 
     def replayer(self, **archive):
         config = settings.Settings.model_validate(self.document | {"archive": archive})
-        return replay_step.Replayer(config, max_records=self.max_records)
+        return replay_step.Replayer(config, max_records=self.max_records, max_bytes=self.max_bytes)
 
     def carry_out(self, **archive):
         replayer = self.replayer(**archive)

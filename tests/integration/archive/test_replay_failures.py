@@ -1,5 +1,6 @@
 """A replay that fails pauses, delays no other, and repeats at most one chunk. On a real Kafka and a real Postgres."""
 
+import itertools
 import re
 
 import orjson
@@ -7,6 +8,7 @@ import pytest
 
 from delivery import errors
 from delivery.stages.kafka import topics
+from fanout.kafka import publishing
 from subscriptions_db.replays import progress
 from subscriptions_db.replays.requests import ReplayState
 from tests.integration.archive.replays import AVRO
@@ -130,3 +132,26 @@ def test_a_crash_repeats_one_chunk_of_a_replay_only(world, monkeypatch):
     world.carry_out()
     assert [event_id for _, event_id, _ in world.handed_over()] == ["e0", "e1", "e2", "e3", "e2", "e3"]
     assert (world.replay(replay).state, world.replay(replay).handed_over) == (ReplayState.DONE, 4)
+
+
+def test_a_failure_of_kafka_repeats_only_the_bytes_of_one_chunk(world, monkeypatch):
+    """Regression: a slow Kafka confirmed a part of 1,000 large events, and the replay enqueued them again without end."""
+    world.max_bytes = 2000  # two events
+    world.publish_raw(*(orjson.dumps({"id": f"e{number}", "tenant_id": "t1", "note": "x" * 1000}) for number in range(6)))
+    replay = world.ask()
+    flush, calls = publishing.Publisher.flush, itertools.count(1)
+
+    def confirmed_in_part(publisher):
+        flush(publisher)
+        if next(calls) == 2:
+            raise errors.KafkaUnavailable("Kafka has not confirmed 1 record after 30 s, and may have it")
+
+    monkeypatch.setattr(publishing.Publisher, "flush", confirmed_in_part)
+    with pytest.raises(errors.KafkaUnavailable):
+        world.carry_out()
+    shown = world.replay(replay)
+    assert (shown.records, shown.handed_over) == (2, 2)
+    world.carry_out()
+    assert [event_id for _, event_id, _ in world.handed_over()] == ["e0", "e1", "e2", "e3", "e2", "e3", "e4", "e5"]
+    shown = world.replay(replay)
+    assert (shown.state, shown.records, shown.handed_over, shown.is_whole) == (ReplayState.DONE, 6, 6, True)

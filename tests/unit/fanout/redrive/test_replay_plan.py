@@ -1,6 +1,8 @@
 """A replay writes retry entries for the deliveries due by the present registry, with the first delivery's `webhook-id`."""
 
 import dataclasses
+import gzip
+import math
 
 import msgspec
 import orjson
@@ -9,7 +11,7 @@ import pytest
 from delivery.model import LeaveReason
 from delivery.registry_model import Batching, Retrying
 from delivery.webhooks.batching import segment
-from delivery.webhooks.events import ordering_key
+from delivery.webhooks.events import ordering_key, parsing
 from delivery.webhooks.events.parsing import Layout
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.results import dead_letter_records, log_records
@@ -39,7 +41,7 @@ def due(*records, event_types=None, endpoint=None, **subscription):
 
 
 def offsets(found):
-    return [delivery.event.record.offset for delivery in found]
+    return [segment.unpacked(delivery.item.packed).offset for delivery in found]
 
 
 def entries(found, endpoint=None):
@@ -62,7 +64,7 @@ def test_a_replayed_entry_keeps_webhook_id_and_has_replay_id():
     first, second = entries(found)
     assert [segment.unpacked(entry.packed[0]).offset for entry in (first, second)] == [7, 8]
     event = segment.unpacked(first.packed[0])
-    assert payload.webhook_id(event, first.subscriptions[0]) == payload.webhook_id(found[0].event, "s1")
+    assert payload.webhook_id(event, first.subscriptions[0]) == payload.webhook_id(parsing.parse(record(7), LAYOUT), "s1")
     assert (first.again_at_ms, first.reason, first.replay, first.left_by) == (NOW_MS, retry_reasons.REPLAYED, "rpl_1", None)
     assert (first.order_key, first.revision) == (None, 7)
 
@@ -72,6 +74,58 @@ def test_a_replayed_entry_has_the_order_key_of_its_endpoint():
     assert [entry.order_key for entry in entries(due(record(7), endpoint=ordered), ordered)] == [
         ordering_key.key_of({"amount": 7}, "amount")
     ]
+
+
+def large(offset, **fields):
+    """Return a record of 1 KB in Kafka, with an event of 10 KB."""
+    value = gzip.compress(orjson.dumps({"id": f"e{offset}", "tenant_id": "t1", "note": "x" * 10_000} | fields))
+    assert len(value) < 1000
+    return builders.record(offset=offset, value=value, headers=(("content-encoding", b"gzip"),))
+
+
+def found_until(max_bytes, *subscriptions, event_types=None):
+    """Return the offsets of the deliveries in a chunk, and the offset at which the next chunk begins."""
+    to, chunk = builders.endpoint(), replay_plan.Chunk(0, 100, since_ms=0, until_ms=2**62)
+    routes = replay_plan.Routes(builders.snapshot(to, *subscriptions), to, LAYOUT)
+    found = routes.due(chunk.in_range(map(large, range(10))), event_types, max_bytes=max_bytes)
+    return offsets(found), chunk.next_offset
+
+
+def test_a_chunk_ends_when_its_decompressed_deliveries_reach_the_bound():
+    """Regression: a chunk had up to 1,000 events of any size, and more memory than `fanout archive` has."""
+    assert found_until(25_000, builders.subscription()) == ([0, 1, 2], 3)
+    assert found_until(1, builders.subscription()) == ([0], 1), "a larger event is a chunk of its own"
+    assert found_until(1_000_000, builders.subscription()) == (list(range(10)), 100)
+
+
+def test_an_event_counts_once_for_each_of_its_deliveries():
+    two = [builders.subscription(subscription_id=name) for name in ("s1", "s2")]
+    assert found_until(25_000, *two) == ([0, 0, 1, 1], 2)
+
+
+def test_events_that_are_not_due_take_no_bytes_of_a_chunk():
+    assert found_until(25_000, builders.subscription(event_type="user.created")) == ([], 100)
+    assert found_until(25_000, builders.subscription(), event_types=["user.*"]) == ([], 100)
+
+
+def test_a_delivery_to_replay_keeps_only_bytes():
+    """Regression: it kept the parsed content, which took five times the memory of the bytes."""
+    [found] = due(record(1, note="x" * 100))
+    assert list(map(type, (*found, *found.item))) == [segment.SegmentItem, str, type(None), bytes, int, int]
+
+
+def test_a_chunk_counts_all_records_and_yields_those_of_its_time_range():
+    chunk = replay_plan.Chunk(5, 9, since_ms=10, until_ms=20)
+    records = [builders.record(offset=offset, appended_at_ms=ms) for offset, ms in [(5, 12), (6, 20), (7, 9), (8, 19)]]
+    in_range = chunk.in_range(records)
+    assert [next(in_range).offset for _ in range(2)] == [5, 8]
+    assert (chunk.records, chunk.earliest_ms, chunk.next_offset) == (4, 9, 9)
+
+
+def test_a_chunk_that_was_read_ends_behind_offsets_without_a_record():
+    chunk = replay_plan.Chunk(5, 9, since_ms=10, until_ms=20)
+    assert list(chunk.in_range([])) == []
+    assert (chunk.records, chunk.earliest_ms, chunk.next_offset) == (0, math.inf, 9)
 
 
 def test_replayed_events_for_a_batch_endpoint_go_in_batches():
