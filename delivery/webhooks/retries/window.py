@@ -134,10 +134,12 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """Apply the result of a lease.
 
         1. The endpoint is paused, disabled or quarantined: back off. The endpoint's health is unknown.
-        2. Only failures: back off and probe. If the lease was of one order key, only halve the window: failures of one key do
-           not stop the others.
-        3. Failures and answers: the endpoint is unstable. The window halves, without a back-off. An answer accepts or refuses.
-        4. Only answers, including those that accept nothing: the endpoint is alive. The window doubles, up to
+        2. Only failures: the window halves for each of them. If less than one request is left, or if the endpoint asks for
+           fewer requests, back off and probe. If the lease was of one order key, the window only halves, and stays at 1 or
+           more: failures of one key do not stop the others.
+        3. More failures than answers, or the endpoint asks for fewer requests: the window halves, without a back-off. An
+           answer accepts or refuses.
+        4. Other answers, including those that accept nothing: the endpoint is alive. The window doubles, up to
            `max_lease_entries`.
         5. Neither, for example because of faults of the platform: the window stays as it is.
 
@@ -148,16 +150,18 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         if report.blocked is not None:
             self.failing_since_ms, self.has_only_failed = None, False
             self._back_off(policy, now_ms)
-        elif report.delivered or report.refused:
+        elif answers := report.delivered + report.refused:
             self.backoffs, self.has_only_failed = 0, False
-            self.size = max(1, self.size // 2) if report.failed else min(self.size * 2, policy.max_lease_entries)
+            is_too_wide = report.failed > answers or _asks_for_fewer(report)
+            self.size = max(1, self.size // 2) if is_too_wide else min(self.size * 2, policy.max_lease_entries)
             self.has_recovered = self.has_recovered or self.size >= min(RECOVERED_WINDOW, policy.max_lease_entries)
-        elif report.failed and report.order_key is None:
-            self.has_only_failed = True
-            self._back_off(policy, now_ms)
         elif report.failed:
             self.has_only_failed = True
-            self.size = max(1, self.size // 2)
+            size = self.size >> report.failed
+            if report.order_key is None and (size < 1 or _asks_for_fewer(report)):
+                self._back_off(policy, now_ms)
+            else:
+                self.size = max(1, size)
         if report.delivered:
             self.record_acceptance()
         elif report.blocked is None and (report.failed or report.refused):
@@ -218,6 +222,16 @@ class Window(msgspec.Struct, array_like=True, gc=False):
 
     def _extend_knowledge(self, now_ms: int) -> None:
         self.known_until_ms = max(self.backoff_until_ms, now_ms) + KNOWLEDGE_MS
+
+
+def _asks_for_fewer(report: retry_messages.Report) -> bool:
+    """Return True if a request failed, and a response had the status 429 or a `Retry-After`.
+
+    A window that grew beyond what such an endpoint takes a second would only cause more of these responses.
+    """
+    attempts = (attempt for requeue in report.requeued for attempt in requeue.attempts)
+    is_throttled = any(attempt.error_class == error_classes.THROTTLED for attempt in attempts)
+    return report.failed > 0 and (report.retry_after_s is not None or is_throttled)
 
 
 def _max_silence_ms(policy: ShardPolicy) -> int:

@@ -124,10 +124,10 @@ def test_a_killed_decision_is_made_again_in_the_same_way():
 
 @pytest.mark.parametrize("is_resend_first", [False, True])
 def test_a_resend_finds_an_entry_that_a_report_has_just_put_back(is_resend_first):
-    """The endpoint backs off after the failure, so the attempt is its next probe."""
+    """The endpoint asked to wait for five seconds, so the attempt is its next probe."""
     shard, first = Shard(), entry()
     [lease] = shard.step(postponed(first), now_ms=NOW)
-    messages = [reported(lease, requeue(0, SCHEDULED, failed_attempt())), resend_of(first)]
+    messages = [reported(lease, requeue(0, SCHEDULED, failed_attempt()), retry_after_s=5.0), resend_of(first)]
     leases, [_] = split(shard.step(*(reversed(messages) if is_resend_first else messages), now_ms=NOW + 1000))
     assert leases == []
     [leased] = shard.step(now_ms=NOW + 6000)

@@ -1,10 +1,24 @@
 """A shard of the retry lane reports its suppressed and its failing endpoints."""
 
+import itertools
+
 import pytest
 
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages
-from tests.support.retries import DAY_MS, NOW, Shard, accepted, blocked, entry, postponed, refused, reported
+from tests.support.retries import (
+    DAY_MS,
+    NOW,
+    Shard,
+    accepted,
+    blocked,
+    entry,
+    failed_attempt,
+    postponed,
+    refused,
+    reported,
+    requeue,
+)
 
 AN_HOUR = {"disable_after_s": 3200}
 """With an eighth more, because other lanes report acceptances that late."""
@@ -19,6 +33,36 @@ def test_an_endpoint_with_entries_is_suppressed_until_it_has_recovered():
     assert shard.backlog.suppressed == {"ep1"}
     shard.step(accepted(probe), now_ms=NOW + 5001)
     assert shard.backlog.suppressed == frozenset()
+
+
+@pytest.mark.parametrize("every", [50, 10, 5, 2])
+def test_an_endpoint_that_fails_now_and_then_recovers_from_a_back_off(every):
+    """Regression: one failure in a lease halved the window. The endpoint stayed suppressed, and its backlog grew."""
+    shard, requests, reports = Shard(), itertools.count(1), []
+    waiting = [entry(reason=retry_reasons.CIRCUIT_OPEN) for _ in range(500)]
+    for second in range(20):
+        leases = shard.step(postponed(*waiting), *reports, now_ms=NOW + second * 1000)
+        failed = [[place for place in range(len(lease.entries)) if next(requests) % every == 0] for lease in leases]
+        reports = [
+            reported(lease, *(requeue(place, NOW + DAY_MS, failed_attempt()) for place in places))
+            for lease, places in zip(leases, failed, strict=True)
+        ]
+        waiting = [entry(reason=retry_reasons.CIRCUIT_OPEN) for _ in range(20)] if shard.backlog.suppressed else []
+    assert (shard.backlog.suppressed, shard.backlog.events) == (frozenset(), (next(requests) - 1) // every)
+
+
+def test_a_throttling_endpoint_gets_at_most_twice_what_it_takes():
+    """The endpoint accepts five requests of each lease, and answers the others by 429."""
+    shard, sizes, now_ms = Shard(), [], NOW
+    too_many = failed_attempt(status=429, error_class=error_classes.THROTTLED)
+    leases = shard.step(postponed(*(entry() for _ in range(200))), now_ms=now_ms)
+    for _ in range(20):
+        now_ms += 1000
+        [lease] = leases
+        sizes.append(len(lease.entries))
+        refusals = [requeue(place, NOW + DAY_MS, too_many) for place in range(5, len(lease.entries))]
+        leases = shard.step(reported(lease, *refusals), now_ms=now_ms)
+    assert sizes == [8, 4] * 10
 
 
 def test_an_ordered_endpoint_is_not_suppressed():

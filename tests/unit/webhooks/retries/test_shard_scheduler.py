@@ -224,7 +224,7 @@ def test_a_recovering_endpoint_gets_a_probe_then_doubling_leases():
 
 def test_a_lease_of_a_failing_endpoint_is_a_probe():
     shard = Shard()
-    [lease] = shard.step(postponed(entry()), now_ms=NOW)
+    [lease] = shard.step(postponed(*[entry()] * 8), now_ms=NOW)
     assert not lease.is_probe
     shard.step(refused(lease, NOW), now_ms=NOW)
     at, [lease] = shard.wait()

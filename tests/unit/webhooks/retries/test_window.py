@@ -8,20 +8,20 @@ from delivery import errors
 from delivery.registry_model import CustomerId, EndpointId
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages, window
+from tests.support import retries
 from tests.support.retries import NOW
 
 POLICY = window.ShardPolicy()
 
 
 def report(delivered=0, failed=0, **fields):
-    defaults = {"order_key": None, "blocked": None, "retry_after_s": None}
+    defaults = {"order_key": None, "blocked": None, "retry_after_s": None, "requeued": []}
     return retry_messages.Report(
         endpoint_id=EndpointId("ep1"),
         customer_id=CustomerId("c1"),
         lease=1,
         delivered=delivered,
         failed=failed,
-        requeued=[],
         **defaults | fields,
     )
 
@@ -38,6 +38,8 @@ def waits_s(made, now_ms=NOW):
 
 
 ACCEPTED, FAILED, BOTH = report(delivered=1), report(failed=1), report(delivered=1, failed=1)
+DOWN, MOSTLY_FAILED = report(failed=8), report(delivered=1, failed=2)
+THROTTLED = [retries.requeue(0, NOW, retries.failed_attempt(status=429, error_class=error_classes.THROTTLED))]
 
 
 def test_an_unknown_endpoint_starts_with_the_initial_window():
@@ -47,12 +49,12 @@ def test_an_unknown_endpoint_starts_with_the_initial_window():
 @pytest.mark.parametrize(
     ("reports", "size", "wait_s"),
     [
-        ([FAILED], 1, 5),
-        ([FAILED] * 2, 1, 10),
-        ([FAILED] * 4, 1, 40),
-        ([FAILED] * 5, 1, 60),  # 5 × 2^4 = 80, and the longest is 60
+        ([DOWN], 1, 5),
+        ([DOWN, FAILED], 1, 10),
+        ([DOWN] * 4, 1, 40),
+        ([DOWN] * 5, 1, 60),  # 5 × 2^4 = 80, and the longest is 60
         ([FAILED] * 2000, 1, 60),
-        ([FAILED, report(failed=1, retry_after_s=7.5)], 1, 10),
+        ([DOWN, report(failed=1, retry_after_s=7.5)], 1, 10),
         ([report(failed=1, retry_after_s=7.5)], 1, 7.5),
         ([report(failed=3, retry_after_s=86_400.0)], 1, 86_400),
     ],
@@ -63,8 +65,8 @@ def test_failures_only_double_the_back_off_and_keep_retry_after(reports, size, w
 
 
 def test_a_success_resets_the_back_off():
-    made = after(*[FAILED] * 4, ACCEPTED)
-    made.apply_report(FAILED, POLICY, NOW + 100_000)
+    made = after(*[DOWN] * 4, ACCEPTED)
+    made.apply_report(DOWN, POLICY, NOW + 100_000)
     assert waits_s(made, NOW + 100_000) == 5
 
 
@@ -73,12 +75,14 @@ def test_a_success_resets_the_back_off():
     [
         ([ACCEPTED], 16),
         ([ACCEPTED] * 20, 256),
-        ([FAILED, ACCEPTED], 2),
-        ([FAILED] + [ACCEPTED] * 3, 8),
-        ([BOTH], 4),
-        ([BOTH] * 3, 1),
-        ([BOTH] * 9, 1),
-        ([ACCEPTED, BOTH, ACCEPTED], 16),
+        ([DOWN, ACCEPTED], 2),
+        ([DOWN] + [ACCEPTED] * 3, 8),
+        ([BOTH], 16),
+        ([report(refused=1, failed=1)], 16),
+        ([MOSTLY_FAILED], 4),
+        ([MOSTLY_FAILED] * 3, 1),
+        ([MOSTLY_FAILED] * 9, 1),
+        ([ACCEPTED, MOSTLY_FAILED, ACCEPTED], 16),
         ([report()], 8),  # faults of ours alone: nothing is learnt
     ],
 )
@@ -86,10 +90,45 @@ def test_the_window_doubles_with_success_and_halves_with_failure(reports, size):
     assert after(*reports).size == size
 
 
+@pytest.mark.parametrize(
+    ("reports", "size", "wait_s"),
+    [
+        ([FAILED], 4, 0),
+        ([FAILED] * 3, 1, 0),
+        ([FAILED] * 4, 1, 5),
+        ([report(failed=3)], 1, 0),
+        ([report(failed=4)], 1, 5),
+        ([ACCEPTED] * 20 + [DOWN], 1, 0),
+        ([ACCEPTED] * 20 + [report(failed=9)], 1, 5),
+        ([DOWN, ACCEPTED, FAILED], 1, 5),
+    ],
+)
+def test_as_many_failures_in_a_row_as_halve_the_window_away_back_off(reports, size, wait_s):
+    """Regression: one failed delivery, alone in its lease, caused a back-off and suppressed the endpoint."""
+    made = after(*reports)
+    assert (made.size, max(waits_s(made), 0)) == (size, wait_s)
+
+
+@pytest.mark.parametrize(
+    ("asking", "size", "wait_s"),
+    [
+        (report(delivered=7, failed=1, requeued=THROTTLED), 4, 0),
+        (report(delivered=7, failed=1, retry_after_s=1.0), 4, 1),
+        (report(failed=1, requeued=THROTTLED), 1, 5),
+        (report(failed=1, requeued=THROTTLED, order_key="a"), 4, 0),
+        (report(delivered=7, retry_after_s=1.0), 16, 1),  # a refusal by 413, for example
+        (report(delivered=7, failed=1, requeued=[retries.requeue(0, NOW, reason=error_classes.THROTTLED)]), 16, 0),  # earlier
+    ],
+)
+def test_an_endpoint_that_asks_for_fewer_requests_gets_fewer(asking, size, wait_s):
+    made = after(asking)
+    assert (made.size, max(waits_s(made), 0)) == (size, wait_s)
+
+
 def test_an_unstable_endpoint_has_no_back_off():
     made = window.Window()
     for number in range(100):
-        made.apply_report(BOTH if number % 2 else report(delivered=3, failed=3), POLICY, NOW + number)
+        made.apply_report(BOTH if number % 2 else report(delivered=3, failed=5), POLICY, NOW + number)
         assert (made.backoff_until_ms, made.has_recovered) == (0, True)
 
 
@@ -105,7 +144,7 @@ def test_failures_of_one_order_key_cause_no_back_off():
 @pytest.mark.parametrize("why", [retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED])
 @pytest.mark.parametrize("order_key", [None, "a"])
 def test_a_blocked_endpoint_backs_off_and_its_health_is_reset(why, order_key):
-    made = after(FAILED, report(blocked=why, order_key=order_key))
+    made = after(DOWN, report(blocked=why, order_key=order_key))
     assert (made.size, waits_s(made), made.failing_since_ms) == (1, 10, None)
 
 
@@ -145,11 +184,11 @@ def test_a_current_report_outweighs_reasons_of_other_lanes():
 
 
 def test_an_endpoint_has_recovered_at_the_recovered_window():
-    made = after(FAILED, *[ACCEPTED] * 5)
+    made = after(DOWN, *[ACCEPTED] * 5)
     assert (made.size, made.suppressed_until_ms) == (32, window.NEVER_MS)
     made.apply_report(ACCEPTED, POLICY, NOW)
     assert (made.size, made.has_recovered) == (64, True)
-    small = after(FAILED, *[ACCEPTED] * 2, policy=window.ShardPolicy(max_lease_entries=4))
+    small = after(DOWN, *[ACCEPTED] * 2, policy=window.ShardPolicy(max_lease_entries=4))
     assert (small.size, small.has_recovered) == (4, True)
 
 
@@ -241,7 +280,7 @@ def test_refusals_do_not_narrow_the_window():
     refused = report(refused=1)
     made = after(refused, refused)
     assert (made.size, made.has_recovered, made.backoff_until_ms) == (32, True, 0)
-    back = after(FAILED, refused)  # a probe that is refused was answered
+    back = after(DOWN, refused)  # a probe that is refused was answered
     assert (back.size, back.backoffs) == (2, 0)
 
 
