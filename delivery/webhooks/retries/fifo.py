@@ -123,9 +123,12 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
                 break
             written = store.items(slice_)
             search.count_read(written)
-            read += len(written)
             before = list(map(_decoder.decode, written))
-            after = [entry.due_at(now_ms) if search.finds(owner, entry) else entry for entry in before]
+            after = [
+                entry.due_at(now_ms) if search.finds(owner, entry, is_in_flight=place < self.leased) else entry
+                for place, entry in enumerate(before, start=read)
+            ]
+            read += len(written)
             if after != before:
                 place = self.slices.index(slice_)
                 store.remove(slice_)

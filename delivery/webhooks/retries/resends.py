@@ -38,9 +38,11 @@ class Search:
     """Find the waiting entries of deliveries that somebody asks to resend, in one shard and one micro-batch.
 
     The caller reads the entries, and stops when the search is exhausted: `max_bytes` or more bytes of entries are read.
+    `now_ms` is the time of the micro-batch.
     """
 
-    def __init__(self, *, max_bytes: int = MAX_SEARCHED_BYTES) -> None:
+    def __init__(self, now_ms: int, *, max_bytes: int = MAX_SEARCHED_BYTES) -> None:
+        self._now_ms = now_ms
         self._room = max_bytes
         self._resent: dict[str, dict[DeliveryKey, list[retry_messages.RetryEntry]]] = {}
         """Entries of resends by endpoint_state.key and delivery."""
@@ -77,9 +79,15 @@ class Search:
         """Count the bytes of stored entries that the caller has read to find what a resend asks for. The search is bounded."""
         self._room -= sum(map(len, items))
 
-    def finds(self, owner: str, waiting: retry_messages.RetryEntry) -> bool:
-        """Return True if a resend asks for the delivery of the `waiting` entry. `results` then skips these resends."""
+    def finds(self, owner: str, waiting: retry_messages.RetryEntry, *, is_in_flight: bool) -> bool:
+        """Return True if a resend asks for the delivery of the `waiting` entry. `results` then skips these resends.
+
+        Return False for an expired entry, because it becomes a dead letter without an attempt. With `is_in_flight`, an attempt
+        of the entry may be in flight: then the entry is found although it has expired.
+        """
         if waiting.subscriptions[0] not in self._subscriptions:
+            return False
+        if waiting.expires_ms <= self._now_ms and not is_in_flight:
             return False
         key = _key_of(waiting)
         if key is None or key not in self._resent.get(owner, ()):

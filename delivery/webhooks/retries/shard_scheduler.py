@@ -255,11 +255,11 @@ class _Scheduler:
         1. The delivery's entry waits in the timer wheel: it moves to the end of its FIFO.
         2. The entry waits in a FIFO: it is due now, in its place. Entries of the same order key before it go first.
         3. The entry is leased, or its background attempt is in flight: nothing changes. That attempt counts as the resend.
-        4. The search, up to `max_searched_bytes`, finds no entry of the delivery: its first resend is admitted.
+        4. The search, up to `max_searched_bytes`, finds no entry, or only an expired one: the first resend is admitted.
 
         All other resends are skipped. A batch, or an unreadable resend, is always admitted.
         """
-        search = resends.Search(max_bytes=self._bounds.max_searched_bytes)
+        search = resends.Search(self._now_ms, max_bytes=self._bounds.max_searched_bytes)
         for message in messages:
             key = endpoint_state.key(message.customer_id, message.endpoint_id)
             batches = [entry for entry in message.entries if not search.add(key, entry)]

@@ -145,9 +145,10 @@ def _resent(waiting: TimerEntry, search: resends.Search, has_ended: Callable[[st
     if not search.has_resends(waiting.owner):
         return None
     entry = fifo.entry_of(waiting.data)
-    if has_ended(waiting.owner, entry) or not search.finds(waiting.owner, entry):
+    is_in_flight = entry.background_attempt is not None
+    if has_ended(waiting.owner, entry) or not search.finds(waiting.owner, entry, is_in_flight=is_in_flight):
         return None
-    return entry if entry.background_attempt is None else None
+    return None if is_in_flight else entry
 
 
 def _item(entry: TimerEntry) -> segment_store.StoredItem:

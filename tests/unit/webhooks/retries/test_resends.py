@@ -144,6 +144,30 @@ def test_a_leased_entry_is_the_delivery_that_the_resend_asks_for():
     assert shard.is_empty()
 
 
+@pytest.mark.parametrize("fields", [{}, {"order_key": "k"}, {"again_at_ms": NOW}])
+def test_a_resend_of_an_expired_entry_is_an_attempt_of_its_own(fields):
+    """Regression: after a stop of the job, the resend was skipped for an entry that then became a dead letter."""
+    shard, expired = Shard(), waiting(**{"expires_ms": NOW + 60_000, "reason": retry_reasons.CIRCUIT_OPEN} | fields)
+    shard.step(postponed(expired), now_ms=NOW)
+    ended, lease = shard.step(resend_of(expired), now_ms=NOW + 100_000)
+    assert (ended.given_up, events_of(ended.entries)) == (retry_reasons.EXPIRED, events_of([expired]))
+    assert (lease.given_up, [each.replay for each in lease.entries]) == (None, ["rpl_1"])
+    shard.step(accepted(lease), now_ms=NOW + 100_001)
+    assert shard.is_empty()
+
+
+def test_a_leased_entry_that_has_expired_is_what_the_resend_asks_for():
+    shard, leased = Shard(), entry(expires_ms=NOW + 1000)
+    other = entry(expires_ms=NOW + 1000, again_at_ms=NOW + 500)
+    [lease] = shard.step(postponed(leased, other), now_ms=NOW)
+    shard.step(now_ms=NOW + 1500)  # the other waits behind the lease
+    leases, [ended] = split(shard.step(resend_of(leased), resend_of(other), now_ms=NOW + 2000))
+    assert (leases, events_of([ended])) == ([], events_of([leased]))
+    [given_up, again] = shard.step(accepted(lease), now_ms=NOW + 3000)
+    assert (given_up.given_up, events_of(given_up.entries)) == (retry_reasons.EXPIRED, events_of([other]))
+    assert (events_of(again.entries), again.entries[0].replay) == (events_of([other]), "rpl_1")
+
+
 def test_an_attempt_in_flight_is_the_delivery_that_the_resend_asks_for():
     shard, name = Shard(), b"attempt"
     in_flight = waiting(background_attempt=name)
@@ -152,6 +176,14 @@ def test_an_attempt_in_flight_is_the_delivery_that_the_resend_asks_for():
     assert (leases, events_of([ended])) == ([], events_of([in_flight]))
     [lease] = shard.step(now_ms=SCHEDULED)
     assert events_of(lease.entries) == events_of([in_flight])
+
+
+def test_an_attempt_in_flight_counts_although_its_entry_has_expired():
+    shard = Shard()
+    in_flight = waiting(background_attempt=b"attempt", expires_ms=NOW + 500)
+    shard.step(postponed(in_flight), now_ms=NOW)
+    leases, [ended] = split(shard.step(resend_of(in_flight), now_ms=NOW + 1000))
+    assert (leases, events_of([ended])) == ([], events_of([in_flight]))
 
 
 @pytest.mark.parametrize("is_same_decision", [False, True])
