@@ -83,6 +83,8 @@ class SchemaRegistryUnavailable(FanoutError):
 
     is_forbidden = False
     """True if the schema registry answers that this login may not read the schema (status 403)."""
+    is_of_schema = False
+    """True if the schema registry answered, but gave no usable answer for this schema. Other schemas may be readable."""
 
 
 class RegistryOutdated(FanoutError):

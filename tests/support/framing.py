@@ -19,17 +19,22 @@ FORMATS = decoder.Formats(access=registry_client.Access(url="http://registry.exa
 
 
 class Reader:
-    """Schemas by their ids. While `is_away`, no schema can be read."""
+    """Schemas by their ids. While `is_away`, no schema can be read. Those in `unusable` cannot be read, although others can."""
 
     def __init__(self, *known: schemas.Schema) -> None:
         self.known = dict(enumerate(known, start=1))
         self.asked: list[int] = []
         self.is_away = False
+        self.unusable: set[int] = set()
 
     def schema(self, schema_id: int) -> schemas.Schema | None:
         self.asked.append(schema_id)
         if self.is_away:
             raise errors.SchemaRegistryUnavailable("away")
+        if schema_id in self.unusable:
+            failure = errors.SchemaRegistryUnavailable(f"no usable answer for schema {schema_id}")
+            failure.is_of_schema = True
+            raise failure
         return self.known.get(schema_id)
 
 

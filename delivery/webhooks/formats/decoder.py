@@ -78,6 +78,8 @@ class Decoder:
         self._reader = reader
         self._known: cachetools.LRUCache[int, _Known] = cachetools.LRUCache(maxsize=formats.max_schemas)
         self._unknown: cachetools.TTLCache[int, None] = cachetools.TTLCache(formats.max_schemas, UNKNOWN_S, timer=clock)
+        self._unusable: cachetools.TTLCache[int, str] = cachetools.TTLCache(formats.max_schemas, AWAY_S, timer=clock)
+        """The text of the error, by the id of each schema for which the schema registry has just had no usable answer."""
         self._clock = clock
         self._away: tuple[float, str] = (-math.inf, "")
         """A pair: the time by `clock` until which the schema registry is not asked again, and the text of the last error."""
@@ -90,7 +92,8 @@ class Decoder:
 
         Raise EventRejected if the record is not an event; the reasons are those of `parsing.parse`, bad_frame and
         unknown_schema. Raise BatchFound as `parsing.parse` does. Raise SchemaRegistryUnavailable if the schema cannot be read
-        now: the record must wait. A missing schema is remembered for UNKNOWN_S, an outage for AWAY_S.
+        now: the record must wait. A missing schema is remembered for UNKNOWN_S, an outage for AWAY_S. If the
+        schema registry answers, and only this schema cannot be read, other schemas are asked for as before.
         """
         value = record.value
         if not value or not self._reads_topic(record.topic):
@@ -119,13 +122,16 @@ class Decoder:
     async def _compiled(self, schema_id: int) -> _Known:
         if schema_id not in self._unknown:
             until, text = self._away
-            if self._clock() < until:
-                raise errors.SchemaRegistryUnavailable(text)
+            if schema_id in self._unusable or self._clock() < until:
+                raise errors.SchemaRegistryUnavailable(self._unusable.get(schema_id, text))
             try:
                 # In a thread: requests in flight must not time out while the schema registry is slow or away.
                 known = await asyncio.to_thread(self._read, schema_id)
             except errors.SchemaRegistryUnavailable as exc:
-                self._away = (self._clock() + AWAY_S, str(exc))
+                if exc.is_of_schema:
+                    self._unusable[schema_id] = str(exc)
+                else:
+                    self._away = (self._clock() + AWAY_S, str(exc))
                 raise
             if known is not None:
                 self._known[schema_id] = known

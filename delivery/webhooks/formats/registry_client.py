@@ -16,6 +16,8 @@ from delivery import errors
 from delivery.secret import Secret
 from delivery.webhooks.formats import protobuf, schemas
 
+OF_ALL_SCHEMAS = frozenset({401, 407, 408, 429, 502, 503, 504})
+"""Statuses by which a schema registry, or a proxy before it, refuses whatever schema is asked for."""
 NOT_FOUND = frozenset({40401, 40402, 40403})
 """Error codes of the schema registry: no such subject, version or schema. A 404 of a proxy has none of them."""
 SERIALIZED = "serialized"
@@ -83,6 +85,7 @@ class RegistryClient:
                 return None
             failure = self._unavailable(schema_id, f"it answered with status {exc.http_status_code}")
             failure.is_forbidden = exc.http_status_code == HTTPStatus.FORBIDDEN
+            failure.is_of_schema = exc.http_status_code not in OF_ALL_SCHEMAS
             raise failure from None
         except Exception as exc:  # noqa: BLE001  # the client raises errors of many classes; none is the record's fault
             raise self._unavailable(schema_id, type(exc).__name__) from None

@@ -58,7 +58,11 @@ class TokenTransport(Protocol):
 
 @dataclass(slots=True, repr=False)
 class _Token:
-    """The access token of one Auth, and the state of its renewal. `header` is the token's header line. Times are by `clock`."""
+    """The access token of one Auth, and the state of its renewal. `header` is the token's header line.
+
+    Times are by the monotonic clock of Tokens. The driver's time in a worker may jump, and each time here is some seconds from
+    the present.
+    """
 
     header: bytes = b""
     renew_at: float = 0.0
@@ -78,8 +82,8 @@ def token_of(header: bytes) -> str:
 class Tokens:
     """Fetch and keep access tokens, one for each Auth, in one process.
 
-    `timeout_s` is the timeout of a token request. `clock` returns seconds since the epoch. `endpoint_time` is the clock, in
-    seconds, by which waits for token servers are measured.
+    `timeout_s` is the timeout of a token request. `monotonic` is a monotonic clock, in seconds. `endpoint_time` is the clock,
+    in seconds, by which waits for token servers are measured.
     """
 
     def __init__(
@@ -87,12 +91,12 @@ class Tokens:
         network: TokenTransport,
         *,
         timeout_s: float,
-        clock: Callable[[], float],
+        monotonic: Callable[[], float],
         endpoint_time: Callable[[], float] = endpoint_clock.loop_time,
     ) -> None:
         self._network = network
         self._timeout_s = timeout_s
-        self._clock = clock
+        self._monotonic = monotonic
         self._endpoint_time = endpoint_time
         self._tokens: cachetools.LRUCache[Auth, _Token] = cachetools.LRUCache(maxsize=MAX_TOKENS)
 
@@ -107,7 +111,7 @@ class Tokens:
            at most `timeout_s`. If the request fails, raise its failure.
         """
         token = self._token(grant)
-        now = self._clock()
+        now = self._monotonic()
         if now >= token.renew_at and now >= token.retry_at and token.fetching is None:
             token.fetching = asyncio.create_task(self._fetch(grant, token))
         if now < token.expires_at:
@@ -140,7 +144,7 @@ class Tokens:
         """
         token = self._token(grant)
         if token.header == refused:
-            now = self._clock()
+            now = self._monotonic()
             if token.fetching is None and now < token.renew_on_401_at:
                 return None
             token.renew_on_401_at = now + RETRY_PAUSE_S
@@ -154,7 +158,7 @@ class Tokens:
         return token
 
     async def _fetch(self, grant: origin.Grant, token: _Token) -> None:
-        began = self._clock()
+        began = self._monotonic()
         try:
             answer = await self._network.post(grant.to, b"", grant.body, self._timeout_s)
             token.header, lifetime_s = _parsed(answer)
@@ -163,7 +167,7 @@ class Tokens:
         except errors.AttemptFailed as exc:
             refused = errors.TokenRefused(f"the token server: {exc}: {_CHECK}")
             token.failure = exc if isinstance(exc, errors.TokenRefused) else refused
-            token.retry_at = self._clock() + RETRY_PAUSE_S
+            token.retry_at = self._monotonic() + RETRY_PAUSE_S
         except Exception:  # no caller awaits a renewal, and without RETRY_PAUSE_S each attempt would request a token
             log.exception(
                 "an unforeseen error in a request for an access token: attempts without a valid token fail as a fault of the "
@@ -172,7 +176,7 @@ class Tokens:
                 RETRY_PAUSE_S, extra={"endpoint_id": grant.to.endpoint.endpoint_id},
             )  # fmt: skip
             token.failure = errors.LocalFailure(error_classes.UNFORESEEN_DETAIL)
-            token.retry_at = self._clock() + RETRY_PAUSE_S
+            token.retry_at = self._monotonic() + RETRY_PAUSE_S
         else:
             token.failure = None
             token.expires_at = began + lifetime_s

@@ -67,7 +67,7 @@ class Sender:
         self._logged_response_bytes = logged_response_bytes
         self._logs_accepted = logs_accepted
         self._targets: dict[EndpointId, origin.Target] = {}
-        self._tokens = oauth.Tokens(network, timeout_s=timeout_s, clock=clock, endpoint_time=endpoint_time)
+        self._tokens = oauth.Tokens(network, timeout_s=timeout_s, monotonic=monotonic, endpoint_time=endpoint_time)
 
     async def attempt(self, delivery: Sendable, number: int, timeout_s: float | None = None) -> Attempt:
         """Make attempt `number` (from 1) within `timeout_s`, by default the timeout of the sender; return the result.

@@ -181,6 +181,22 @@ def test_an_absent_registry_is_asked_once_in_a_while(reader):
     assert here.event_now(builders.record(value=ORDER_VALUE)).event_id == "e1"
 
 
+def test_a_schema_that_cannot_be_read_keeps_no_other_schema_from_use(reader):
+    """Regression: one schema with status 403 paused the topics of readable schemas too, again after each restart."""
+    clock = Clock()
+    here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader, lambda: clock.now)
+    reader.unusable = {2}
+    for _ in range(2):
+        with pytest.raises(errors.SchemaRegistryUnavailable, match="schema 2"):
+            here.event_now(builders.record(value=framing.framed(2, b"\x0a")))
+        assert here.event_now(builders.record(value=ORDER_VALUE)).event_id == "e1"
+    assert reader.asked == [2, 1]
+    clock.now += decoder.AWAY_S
+    with pytest.raises(errors.SchemaRegistryUnavailable, match="schema 2"):
+        here.event_now(builders.record(value=framing.framed(2, b"\x0a")))
+    assert reader.asked == [2, 1, 2]
+
+
 def intake_of(reader, **options):
     registry = registries.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription()))
     here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader)

@@ -61,7 +61,7 @@ class Servers:
 
 
 def tokens(servers, clock=None):
-    return oauth.Tokens(servers, timeout_s=TIMEOUT_S, clock=clock or fakes.Clock())
+    return oauth.Tokens(servers, timeout_s=TIMEOUT_S, monotonic=clock or fakes.Clock())
 
 
 def test_token_requests_use_form_encoded_basic_auth():
@@ -231,7 +231,7 @@ def test_the_lifetime_may_be_text_or_missing(expires_in, lifetime_s):
 def attempts(servers, count=1, clock=None):
     async def main():
         now_s = clock or fakes.Clock()
-        using = sender.Sender(servers, guard.Guard(), timeout_s=TIMEOUT_S, clock=now_s, endpoint_time=now_s)
+        using = sender.Sender(servers, guard.Guard(), timeout_s=TIMEOUT_S, clock=now_s, monotonic=now_s, endpoint_time=now_s)
         delivery = builders.delivery(endpoint=builders.endpoint(auth=AUTH))
         return [await using.attempt(delivery, number) for number in range(1, count + 1)]
 
@@ -255,6 +255,21 @@ def test_a_failed_attempt_keeps_the_body_without_its_token(status, token):
     said = transport.Response(status=status, headers=(), body=f"{token} is expired".encode())
     [made] = attempts(Servers(granted("t0ken-1"), granted("t0ken-2"), answers=(said,)))
     assert response_headers.body_of(made) == "*** is expired"
+
+
+def test_a_step_of_the_drivers_time_delays_no_token_request():
+    """Regression: after a step back by ten minutes, no token was requested for ten minutes."""
+
+    async def main():
+        clock, ticks, servers = fakes.Clock(), fakes.Clock(100.0), Servers(errors.ConnectFailed("refused"), granted())
+        using = sender.Sender(servers, guard.Guard(), timeout_s=TIMEOUT_S, clock=clock, monotonic=ticks)
+        delivery = builders.delivery(endpoint=builders.endpoint(auth=AUTH))
+        first = await using.attempt(delivery, 1)
+        clock.now -= 600
+        ticks.now += oauth.RETRY_PAUSE_S
+        return first.error_class, (await using.attempt(delivery, 2)).error_class
+
+    assert asyncio.run(main()) == ("token_refused", None)
 
 
 def test_a_second_401_is_a_refusal_without_a_renewal():
