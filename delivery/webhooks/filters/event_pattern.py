@@ -168,10 +168,11 @@ def _nested(judge_object: _Judge) -> _Judge:
     """Return the judge of a field whose value should be an object, or an array of objects."""
     when_missing = judge_object(_MISSING)
 
+    def judge_one(value: Any) -> int:
+        return judge_object(value) if isinstance(value, dict) else when_missing
+
     def judge(value: Any) -> int:
-        if isinstance(value, dict):
-            return judge_object(value)
-        return _over_array(judge, value, when_missing) if isinstance(value, list) else when_missing
+        return _over_array(judge_one, value, when_missing) if isinstance(value, list) else judge_one(value)
 
     return judge
 
@@ -185,16 +186,17 @@ def _values(alternatives: list[Any], path: str) -> _Judge:
     tests = _tests(alternatives, path)
     when_missing = _BY_ABSENCE if operators.Absent in tests else _NO
 
-    def judge(value: Any) -> int:
+    def judge_one(value: Any) -> int:
         kind = type(value)
-        if kind is list:
-            return _over_array(judge, value, when_missing)
         if kind is dict:
             return when_missing
         for test in tests.get(kind, ()):
             if test(value):
                 return _BY_VALUE
         return _NO
+
+    def judge(value: Any) -> int:
+        return _over_array(judge_one, value, when_missing) if type(value) is list else judge_one(value)
 
     return judge
 

@@ -3,6 +3,11 @@
 tests/integration/test_event_ruler.py asks the matcher of AWS about the same combinations.
 """
 
+import gc
+import json
+
+from delivery.webhooks.filters import event_pattern
+from delivery.webhooks.filters.index import FilterIndex
 from tests.support import filter_combinations
 from tests.support.filter_tables import verdict
 
@@ -34,3 +39,24 @@ def test_each_operator_takes_its_kinds_of_operand_and_no_others():
         if (verdict(f'{{"x": [{alternative}]}}', "{}") is None) is is_accepted
     ]
     assert found == []
+
+
+def test_a_dropped_filter_is_freed_without_a_garbage_collection():
+    """Regression: each compiled filter was a reference cycle, so memory grew with each change of a subscription."""
+    alternatives = {alternative for alternative, _, _ in filter_combinations.cases()}
+    documents = [{"x": {"y": value}} for value in ("a", [1, ["a"]], {})] + [{"x": [{"y": "a"}, {}]}]
+    patterns = [json.loads(f'{{"$or": [{{"x": {{"y": [{text}]}}}}, {{"x": [{text}]}}]}}') for text in alternatives]
+    gc.freeze()  # leaves out what earlier tests have dropped
+    gc.disable()
+    try:
+        for pattern in patterns:
+            compiled, index = event_pattern.compile_pattern(pattern), FilterIndex([(pattern, "s1")])
+            for document in documents:
+                compiled.matches(document)
+                index.candidates(document)
+        del compiled, index
+
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+        gc.unfreeze()
