@@ -48,7 +48,7 @@ texts_tests = st.one_of(
 )
 comparisons = st.tuples(st.sampled_from(["=", "<", "<=", ">", ">="]), numbers).map(list)
 ranges = st.tuples(st.sampled_from([">", ">="]), numbers, st.sampled_from(["<", "<="]), numbers).map(list)
-present = st.one_of(
+ALTERNATIVES = [
     scalars,
     texts_tests,
     operator("prefix", operator("equals-ignore-case", texts)),
@@ -60,9 +60,11 @@ present = st.one_of(
     operator("anything-but", operator("equals-ignore-case", one_or_several(texts))),
     operator("anything-but", operator("wildcard", one_or_several(wildcards))),
     operator("numeric", comparisons | ranges.filter(lambda terms: terms[1] < terms[3])),
-    operator("cidr", st.sampled_from(["10.1.0.0/16", "10.1.2.0/24", "::/120", "fe80::/10"])),
+    operator("cidr", st.sampled_from(["10.1.0.0/16", "10.1.2.0/24", "10.1.2.3/32", "0.0.0.0/1", "::/120", "fe80::/10"])),
     st.just({"exists": True}),
-)
+]
+present = st.one_of(ALTERNATIVES)
+several_of_one_operator = st.one_of([st.lists(alternative, min_size=2, max_size=8) for alternative in ALTERNATIVES])
 ABSENT = {"exists": False}
 
 
@@ -89,7 +91,9 @@ def literals_in(pattern):
     if isinstance(pattern, dict | list):
         inner = pattern.values() if isinstance(pattern, dict) else pattern
         return [literal for part in inner for literal in literals_in(part)]
-    return [pattern, pattern.replace("*", "a")] if isinstance(pattern, str) else [pattern]
+    if isinstance(pattern, str):
+        return [pattern, pattern.replace("*", "a"), pattern.removesuffix("/32")]
+    return [pattern]
 
 
 def maybe_in_arrays(strategy):
@@ -244,6 +248,19 @@ def test_one_more_alternative_never_loses_a_match(alternatives, another, value):
     after = event_pattern.compile_pattern({"p": {"q": [*alternatives, another]}}).matches({"p": value})
 
     assert after or not before
+
+
+@unhurried
+@given(
+    several_of_one_operator.flatmap(
+        lambda several: st.tuples(st.just(several), st.sampled_from(literals_in(several)) | scalars)
+    )
+)
+def test_alternatives_accept_a_value_if_one_of_them_alone_accepts_it(alternatives_and_value):
+    alternatives, value = alternatives_and_value
+
+    one_by_one = [event_pattern.compile_pattern({"p": [alternative]}).matches({"p": value}) for alternative in alternatives]
+    assert event_pattern.compile_pattern({"p": alternatives}).matches({"p": value}) is any(one_by_one)
 
 
 json_values = st.recursive(

@@ -26,7 +26,9 @@ EventBridge differs in details, which docs/filters.md lists. The most important 
 4. A field beside `$or` and a field inside it may name the same array. In EventBridge both must match in the same object of the
    array. In this module they may match in different objects.
 
-A pattern becomes a tree of judges, one for each object and field: functions from a value to one of three verdicts.
+A pattern becomes a tree of judges, one for each object and field: functions from a value to one of three verdicts. A judge
+counts the tests of array elements, because one event may have tens of thousands of elements. An event that needs more than
+MAX_ELEMENT_TESTS of one filter does not match it.
 """
 
 from __future__ import annotations
@@ -34,9 +36,8 @@ from __future__ import annotations
 import decimal
 import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from delivery import errors
 from delivery.webhooks.filters import operators
@@ -51,13 +52,45 @@ MAX_OPERANDS = 300
 """Most literals in a pattern. The sign of a comparison is a literal too. Each `*` counts as one more literal, because it is one
 more text to search. The number bounds the work for one value of an event. `$or` needs no bound of its own: it is evaluated as
 written, never expanded."""
+MAX_ELEMENT_TESTS = 1_000_000
+"""Most tests of array elements, for one event and one filter: about 0.25 seconds of CPU. Each element counts as many tests as
+the filter has for it (`_Compiled.max_tests`). The count depends on the event and the filter only, so each process has the same
+verdict."""
 
-_Judge = Callable[[Any], int]
+
+class _Work:
+    """The tests of array elements that one evaluation of a filter may still make."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = MAX_ELEMENT_TESTS
+
+    def spend(self, tests: int) -> None:
+        """Count `tests` before they are made; raise _TooCostlyError if they are too many."""
+        self._left -= tests
+        if self._left < 0:
+            raise _TooCostlyError
+
+
+class _TooCostlyError(Exception):
+    """An evaluation needs more than MAX_ELEMENT_TESTS."""
+
+
+_Judge = Callable[[Any, _Work], int]
 _NO, _BY_ABSENCE, _BY_VALUE = range(3)
 """Verdicts of a judge: no match, a match by missing fields only, a match by a value. The order matters: alternatives, and the
 fields of an object that matches, combine by the maximum."""
 _MISSING: dict[str, Any] = {}
 """Stands for a missing field: like an empty object, a missing field is not a value and has no fields."""
+
+
+class _Compiled(NamedTuple):
+    """A part of a pattern, compiled."""
+
+    judge: _Judge
+    max_tests: int
+    """Most tests that the judge makes for one value that is no array, or for one element of an array."""
 
 
 class Filter:
@@ -69,12 +102,23 @@ class Filter:
         self._judge = judge
 
     def matches(self, document: Mapping[str, Any]) -> bool:
-        """Return True if a parsed JSON object matches the pattern. Never raises.
+        """Return True if a parsed JSON object matches the pattern, by at most MAX_ELEMENT_TESTS. Never raises.
 
         A lane calls `matches` for each event of the subscription's types and tenants. An index of the filters
         (`filters.index`) may rule the filter out before.
         """
-        return self._judge(document) != _NO
+        try:
+            return self._judge(document, _Work()) != _NO
+        except _TooCostlyError:
+            return False
+
+    def is_too_costly(self, document: Mapping[str, Any]) -> bool:
+        """Return True if `document` does not match because it needs more than MAX_ELEMENT_TESTS."""
+        try:
+            self._judge(document, _Work())
+        except _TooCostlyError:
+            return True
+        return False
 
 
 def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
@@ -92,7 +136,7 @@ def compile_pattern(pattern: Mapping[str, Any]) -> Filter:
         raise errors.FilterError("", _TOO_DEEP) from None
     if size > MAX_PATTERN_BYTES:
         raise errors.FilterError("", f"has {size} bytes as JSON; at most {MAX_PATTERN_BYTES} are accepted: {_SHORTEN}")
-    judge = _object(pattern, "", depth=1)
+    judge = _object(pattern, "", depth=1).judge
     operands = _operands(pattern)
     if operands > MAX_OPERANDS:
         raise errors.FilterError("", f"has {operands} values and asterisks; at most {MAX_OPERANDS} are accepted: {_SHORTEN}")
@@ -114,49 +158,50 @@ def _as_stored(value: Any) -> Any:
     return value
 
 
-def _object(pattern: Any, path: str, depth: int) -> _Judge:
+def _object(pattern: Any, path: str, depth: int) -> _Compiled:
     """Return the judge of an object in a pattern. A document must match each field, and a branch of `$or` if there is one."""
     if not isinstance(pattern, dict) or not pattern:
         raise errors.FilterError(path, 'must be an object with at least one field: {"data": {"status": ["paid"]}}')
     if depth > MAX_DEPTH:
         raise errors.FilterError(path, _TOO_DEEP)
-    fields = [
-        (name, _field(wanted, f"{path}.{name}" if path else name, depth)) for name, wanted in pattern.items() if name != "$or"
-    ]
+    parts = {
+        name: _field(wanted, f"{path}.{name}" if path else name, depth) for name, wanted in pattern.items() if name != "$or"
+    }
+    fields = [(name, part.judge) for name, part in parts.items()]
     either = _either(pattern["$or"], f"{path}.$or" if path else "$or", depth) if "$or" in pattern else None
 
-    def judge(document: Mapping[str, Any]) -> int:
+    def judge(document: Mapping[str, Any], work: _Work) -> int:
         strongest = _BY_ABSENCE
         for name, judge_field in fields:
-            verdict = judge_field(document.get(name, _MISSING))
+            verdict = judge_field(document.get(name, _MISSING), work)
             if verdict == _NO:
                 return _NO
             strongest = max(strongest, verdict)
         if either is None:
             return strongest
-        verdict = either(document)
+        verdict = either.judge(document, work)
         return _NO if verdict == _NO else max(strongest, verdict)
 
-    return judge
+    return _Compiled(judge, sum(part.max_tests for part in parts.values()) + (0 if either is None else either.max_tests))
 
 
-def _either(branches: Any, path: str, depth: int) -> _Judge:
+def _either(branches: Any, path: str, depth: int) -> _Compiled:
     if not isinstance(branches, list) or len(branches) < 2:  # noqa: PLR2004 - one branch is no choice
         raise errors.FilterError(path, "must be a list of two or more objects")
-    judges = [_object(branch, f"{path}[{index}]", depth + 1) for index, branch in enumerate(branches)]
+    parts = [_object(branch, f"{path}[{index}]", depth + 1) for index, branch in enumerate(branches)]
 
-    def judge(document: Mapping[str, Any]) -> int:
+    def judge(document: Mapping[str, Any], work: _Work) -> int:
         best = _NO
-        for judge_branch in judges:
-            best = max(best, judge_branch(document))
+        for branch in parts:
+            best = max(best, branch.judge(document, work))
             if best == _BY_VALUE:
                 break
         return best
 
-    return judge
+    return _Compiled(judge, sum(1 + branch.max_tests for branch in parts))
 
 
-def _field(wanted: Any, path: str, depth: int) -> _Judge:
+def _field(wanted: Any, path: str, depth: int) -> _Compiled:
     if isinstance(wanted, dict):
         return _nested(_object(wanted, path, depth + 1))
     if isinstance(wanted, list) and wanted:
@@ -164,29 +209,32 @@ def _field(wanted: Any, path: str, depth: int) -> _Judge:
     raise errors.FilterError(path, 'must be an object of fields, or a list of at least one value, such as ["paid"]')
 
 
-def _nested(judge_object: _Judge) -> _Judge:
+def _nested(inner: _Compiled) -> _Compiled:
     """Return the judge of a field whose value should be an object, or an array of objects."""
-    when_missing = judge_object(_MISSING)
+    judge_object, inner_tests = inner
+    when_missing = judge_object(_MISSING, _Work())
 
-    def judge_one(value: Any) -> int:
-        return judge_object(value) if isinstance(value, dict) else when_missing
+    def judge_one(value: Any, work: _Work) -> int:
+        return judge_object(value, work) if isinstance(value, dict) else when_missing
 
-    def judge(value: Any) -> int:
-        return _over_array(judge_one, value, when_missing) if isinstance(value, list) else judge_one(value)
+    element = _Compiled(judge_one, 1 + inner_tests)
 
-    return judge
+    def judge(value: Any, work: _Work) -> int:
+        return _over_array(element, value, when_missing, work) if isinstance(value, list) else judge_one(value, work)
+
+    return _Compiled(judge, element.max_tests)
 
 
-def _values(alternatives: list[Any], path: str) -> _Judge:
+def _values(alternatives: list[Any], path: str) -> _Compiled:
     """Return the judge of a field that the pattern compares with a list of alternatives.
 
     One of `alternatives` must match the field's value, or one element if the value is an array. `{"exists": false}` matches a
     field that has no value, and an array of which no element has one. Raise FilterError for an invalid alternative.
     """
-    tests = _tests(alternatives, path)
+    tests, max_tests = operators.compile_alternatives(alternatives, path)
     when_missing = _BY_ABSENCE if operators.Absent in tests else _NO
 
-    def judge_one(value: Any) -> int:
+    def judge_one(value: Any, _: _Work) -> int:
         kind = type(value)
         if kind is dict:
             return when_missing
@@ -195,57 +243,46 @@ def _values(alternatives: list[Any], path: str) -> _Judge:
                 return _BY_VALUE
         return _NO
 
-    def judge(value: Any) -> int:
-        return _over_array(judge_one, value, when_missing) if type(value) is list else judge_one(value)
+    element = _Compiled(judge_one, max_tests)
 
-    return judge
+    def judge(value: Any, work: _Work) -> int:
+        return _over_array(element, value, when_missing, work) if type(value) is list else judge_one(value, work)
 
-
-def _tests(alternatives: list[Any], path: str) -> Mapping[type, list[operators.Test]]:
-    """Return the tests of all alternatives, grouped by the type of the value that they test."""
-    literals = [alternative for alternative in alternatives if isinstance(alternative, operators.SCALARS)]
-    compiled = [operators.equality(literals)]
-    for index, alternative in enumerate(alternatives):
-        if isinstance(alternative, dict):
-            compiled.append(operators.comparison(alternative, f"{path}[{index}]"))
-        elif isinstance(alternative, list):
-            raise errors.FilterError(f"{path}[{index}]", "must be a value or an operator; a list accepts no lists")
-    tests: defaultdict[type, list[operators.Test]] = defaultdict(list)
-    for by_type in compiled:
-        for kind, test in by_type.items():
-            tests[kind].append(test)
-    return dict(tests)
+    return _Compiled(judge, max_tests)
 
 
-def _over_array(judge: _Judge, array: list[Any], when_missing: int) -> int:
-    """Return the verdict on an array.
+def _over_array(element: _Compiled, array: list[Any], when_missing: int, work: _Work) -> int:
+    """Return the verdict on an array, by the verdicts of `element` on its elements.
 
     1. The array has no element: `when_missing`, the verdict on a missing field.
     2. An element matches by a value: _BY_VALUE.
     3. All elements match by absence: _BY_ABSENCE.
     4. Otherwise: _NO.
     """
+    judge, max_tests = element
     weakest = when_missing
-    for element in flattened(array):
-        verdict = judge(element)
-        if verdict == _BY_VALUE:
-            return verdict
-        weakest = min(weakest, verdict)
+    for members in arrays(array):
+        work.spend(len(members) * max_tests)
+        for member in members:
+            if type(member) is list:
+                continue
+            verdict = judge(member, work)
+            if verdict == _BY_VALUE:
+                return verdict
+            weakest = min(weakest, verdict)
     return weakest
 
 
-def flattened(array: list[Any]) -> Iterator[Any]:
-    """Yield the elements of an array and of all arrays in it, in any order.
+def arrays(array: list[Any]) -> Iterator[list[Any]]:
+    """Yield an array and all arrays in it, in any order. An array in an object of an array is not yielded.
 
     Without recursion, because events may nest deeply.
     """
-    pending = list(array)
+    pending = [array]
     while pending:
-        element = pending.pop()
-        if isinstance(element, list):
-            pending.extend(element)
-        else:
-            yield element
+        members = pending.pop()
+        yield members
+        pending.extend(member for member in members if type(member) is list)
 
 
 def _operands(pattern: Any) -> int:

@@ -47,6 +47,7 @@ class FilterIndex(Generic[Item]):
         self._always: list[Item] = []
         self._root: _PathNode[Item] = _PathNode()
         required = [(_conditions(pattern, ()), item) for pattern, item in patterns]
+        found: list[tuple[_Part | _Literal | _Present, Item]] = []
         weigh = _weight_function(key for conditions, _ in required for key in _keys(conditions))
         ranges: defaultdict[Path, list[tuple[Range, Item]]] = defaultdict(list)
         for conditions, item in required:
@@ -58,15 +59,17 @@ class FilterIndex(Generic[Item]):
                 if isinstance(key, _InRange):
                     ranges[key.path].append((key.range, item))
                 else:
-                    self._root.at(key.path).add(key, item)
+                    found.append((key, item))
+        for key, item in sorted(found, key=_by_length):
+            self._root.at(key.path).add(key, item)
         for path, items in ranges.items():
             self._root.at(path).ranges = Ranges(items)
 
     def candidates(self, document: Mapping[str, Any]) -> set[Item]:
         """Return the items of all patterns that `document` matches, and possibly items of other patterns."""
-        found = set(self._always)
+        found: _Found[Item] = {id(self._always): self._always}
         self._root.find(document, found)
-        return found
+        return set().union(*found.values())
 
 
 # --- keys of a pattern ----------------------------------------------------------------------------------------------------
@@ -142,7 +145,7 @@ def _alternative(accepted: Any, path: Path) -> _Key | _Conditions:
         case {"numeric": ["=", number]}:
             return _literal(path, number)
         case {"numeric": comparisons}:
-            return _InRange(path, _range(comparisons))
+            return _InRange(path, operators.bounds(comparisons))
     return _Present(path)
 
 
@@ -164,16 +167,6 @@ def _end(path: Path, operand: str | Mapping[str, str]) -> _Key:
 
 def _spelling(operand: str | Mapping[str, str]) -> tuple[str, bool]:
     return (operand, False) if isinstance(operand, str) else (operand["equals-ignore-case"].casefold(), True)
-
-
-def _range(comparisons: list[Any]) -> Range:
-    sides = {
-        symbol[0]: (operators.as_in_events(bound), len(symbol) > 1)
-        for symbol, bound in zip(comparisons[::2], comparisons[1::2], strict=True)
-    }
-    lower, has_lower = sides.get(">", (None, False))
-    upper, has_upper = sides.get("<", (None, False))
-    return Range(lower, upper, has_lower, has_upper)
 
 
 # --- choice of the keys of a filter ---------------------------------------------------------------------------------------
@@ -225,10 +218,21 @@ def _together(alternatives: list[_Key | _Conditions], weigh: Callable[[_Key], fl
 
 
 _ByPart: TypeAlias = defaultdict[tuple[int | None, int | None], dict[str, list[Item]]]
+_Found: TypeAlias = dict[int, list[Item]]
+"""The lists of items that were found, each once, by their `id`. An array may lead to one list by each of its many elements."""
+
+
+def _by_length(keyed: tuple[_Part | _Literal | _Present, Any]) -> int:
+    """Return the length of the slice of a key. 0: the key has no slice of a text."""
+    key = keyed[0]
+    return abs(key.start or key.end or 0) if isinstance(key, _Part) else 0
 
 
 class _PathNode(Generic[Item]):
-    """The items with a key at one path of a document, and the nodes of the paths below."""
+    """The items with a key at one path of a document, and the nodes of the paths below.
+
+    Keys must be added in the order of `_by_length`: no slice that is longer than a text is looked up.
+    """
 
     __slots__ = ("_below", "_literals", "_parts", "_present", "ranges")
 
@@ -253,28 +257,34 @@ class _PathNode(Generic[Item]):
         else:
             self._present.append(item)
 
-    def find(self, value: Any, found: set[Item]) -> None:
-        """Add to `found` the items with a key that `value`, one of its fields or one of its elements fulfils."""
+    def find(self, value: Any, found: _Found[Item]) -> None:
+        """Add to `found` the lists of items with a key that `value`, one of its fields or one of its elements fulfils."""
         if isinstance(value, dict):
             for name in self._below.keys() & value.keys():  # Python iterates over the smaller one
                 self._below[name].find(value[name], found)
         elif isinstance(value, list):
-            for element in event_pattern.flattened(value):
-                self.find(element, found)
+            for members in event_pattern.arrays(value):
+                for member in members:
+                    if type(member) is not list:
+                        self.find(member, found)
         else:
             self._find_scalar(value, found)
 
-    def _find_scalar(self, value: Any, found: set[Item]) -> None:
-        found.update(self._present)
+    def _find_scalar(self, value: Any, found: _Found[Item]) -> None:
+        found[id(self._present)] = self._present
         kind = type(value)
         if kind is str:
             for is_folded, by_part in self._parts.items():
                 text = value.casefold() if is_folded else value
                 for (start, end), by_text in by_part.items():
-                    found.update(by_text.get(text[start:end], ()))
+                    if abs(start or end or 0) > len(text):
+                        break
+                    if (items := by_text.get(text[start:end])) is not None:
+                        found[id(items)] = items
             return
         if kind is int or kind is float:
             for items in self.ranges.containing(value):
-                found.update(items)
+                found[id(items)] = items
             kind = float
-        found.update(self._literals.get((kind, value), ()))
+        if (items := self._literals.get((kind, value))) is not None:
+            found[id(items)] = items

@@ -1,9 +1,11 @@
-"""Compile one alternative of a filter pattern, such as `{"prefix": "a"}`, into tests of a single value.
+"""Compile the alternatives of a field in a filter pattern, such as `["new", {"prefix": "a"}]`, into tests of a single value.
 
-Runs wherever `delivery.webhooks.filters.event_pattern` runs. Imports the standard library and `delivery.errors` only. Pure.
+Runs wherever `delivery.webhooks.filters.event_pattern` runs. Imports the standard library, `delivery.errors` and
+`delivery.webhooks.filters.intervals` only. Pure.
 
-An alternative becomes a mapping from the type of a JSON value to the test of values of this type. A type without a test is not
-accepted. So prefixes test strings only, bounds test numbers only, and `true` never equals 1.
+All alternatives with one operator become one test: 300 prefixes take hardly more time than one. Only wildcards and
+`anything-but` are tested one by one. The tests are grouped by the type of the JSON values that they test. A type without a test
+is not accepted. So prefixes test strings only, bounds test numbers only, and `true` never equals 1.
 """
 
 from __future__ import annotations
@@ -12,17 +14,38 @@ import difflib
 import ipaddress
 import json
 import math
-import operator
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from delivery import errors
+from delivery.webhooks.filters.intervals import Range, RangeUnion
+
+_Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 Test = Callable[[Any], bool]
 Tests = Mapping[type, Test]
 """By type of a JSON value, the test of values of this type. A value of any other type is not accepted."""
+
+
+class Alternatives(NamedTuple):
+    """The compiled alternatives of one field."""
+
+    tests: Mapping[type, Sequence[Test]]
+    """By type of a JSON value, the tests of values of this type. A value that one test accepts is accepted."""
+    max_tests: int
+    """Most tests that one value takes."""
+
+
+class _Alternative(NamedTuple):
+    """One alternative. All alternatives of a field with the same `build` are compiled together, from a list of operands."""
+
+    build: Callable[[list[Any]], Tests]
+    operand: Any
+    own_tests: int = 0
+    """Number of tests of this alternative alone, besides the one test of all alternatives with the same `build`."""
 
 
 class Absent:
@@ -35,16 +58,22 @@ _NUMBERS = (int, float)
 _OPERATORS = ("prefix", "suffix", "equals-ignore-case", "wildcard", "anything-but", "numeric", "cidr", "exists")
 
 
-def equality(literals: Iterable[Any]) -> Tests:
-    """Return tests that accept a value equal to one of `literals`, by one look-up in a set. 300 and 3.0e2 are equal."""
-    by_type: dict[type, set[Any]] = {}
-    for literal in literals:
-        if type(literal) in _NUMBERS:
-            for kind in _NUMBERS:
-                by_type.setdefault(kind, set()).add(as_in_events(literal))
-        else:
-            by_type.setdefault(type(literal), set()).add(literal)
-    return {kind: frozenset(wanted).__contains__ for kind, wanted in by_type.items()}
+def compile_alternatives(alternatives: Iterable[Any], path: str) -> Alternatives:
+    """Return the tests of the alternatives of a field; raise FilterError for an invalid one.
+
+    `path` is the field's place in the pattern.
+    """
+    operands: defaultdict[Callable[[list[Any]], Tests], list[Any]] = defaultdict(list)
+    own_tests = 0
+    for index, accepted in enumerate(alternatives):
+        alternative = _alternative(accepted, f"{path}[{index}]")
+        operands[alternative.build].append(alternative.operand)
+        own_tests += alternative.own_tests
+    tests: defaultdict[type, list[Test]] = defaultdict(list)
+    for build, several in operands.items():
+        for kind, test in build(several).items():
+            tests[kind].append(test)
+    return Alternatives(dict(tests), len(operands) + own_tests)
 
 
 def as_in_events(number: float) -> float:
@@ -61,91 +90,78 @@ def as_in_events(number: float) -> float:
         return math.inf if number > 0 else -math.inf
 
 
-def comparison(rule: Mapping[str, Any], path: str) -> Tests:
-    """Return the tests of `rule`, an object with one operator such as `{"prefix": "a"}`.
+def bounds(comparisons: list[Any]) -> Range:
+    """Return the range of numbers that a valid operand of `numeric` accepts, such as `[">", 0, "<=", 5]`."""
+    sides = {
+        symbol[0]: (as_in_events(bound), len(symbol) > 1)
+        for symbol, bound in zip(comparisons[::2], comparisons[1::2], strict=True)
+    }
+    if "=" in sides:
+        return Range(sides["="][0], sides["="][0], True, True)
+    lower, has_lower = sides.get(">", (None, False))
+    upper, has_upper = sides.get("<", (None, False))
+    return Range(lower, upper, has_lower, has_upper)
 
-    `path` is the rule's place in the pattern. Raise FilterError for any other object, and for an invalid operand.
+
+# --- from an alternative to its operand -----------------------------------------------------------------------------------
+
+
+def _alternative(accepted: Any, path: str) -> _Alternative:
+    """Return an alternative; raise FilterError if it is neither a literal nor an object with one operator.
+
+    `path` is the alternative's place in the pattern.
     """
-    if len(rule) != 1:
-        raise errors.FilterError(path, f"has {len(rule)} operators: write one per object, and one object per alternative")
-    ((name, operand),) = rule.items()
-    path = f"{path}.{name}"
-    if name in _AFFIXES and isinstance(operand, dict):
-        return {str: _affix_ignoring_case(_AFFIXES[name], operand, path)}
+    if isinstance(accepted, SCALARS):
+        return _Alternative(_equality, accepted)
+    if not isinstance(accepted, dict):
+        raise errors.FilterError(path, "must be a value or an operator; a list accepts no lists")
+    if len(accepted) != 1:
+        raise errors.FilterError(path, f"has {len(accepted)} operators: write one per object, and one object per alternative")
+    ((name, operand),) = accepted.items()
+    return _operator(name, operand, f"{path}.{name}")
+
+
+def _operator(name: str, operand: Any, path: str) -> _Alternative:
+    """Return the alternative of an operator; raise FilterError for an unknown operator, and for an invalid operand."""
+    if name in _AFFIXES_IGNORING_CASE and isinstance(operand, dict):
+        return _affix_ignoring_case(name, operand, path)
     if name in _TEXTS:
-        return {str: _text_test(_TEXTS[name], operand, path)}
+        return _text(name, operand, path)
     if name == "anything-but":
         return _anything_but(operand, path)
     if name == "numeric":
-        return dict.fromkeys(_NUMBERS, _numeric(operand, path))
+        _check_comparisons(operand, path)
+        return _Alternative(_in_ranges, bounds(operand))
     if name == "cidr":
-        return {str: _text_test(_in_network, operand, path)}
+        return _Alternative(_in_networks, _parsed(_network, operand, path))
     if name == "exists":
-        return _exists(operand, path)
+        if not isinstance(operand, bool):
+            raise errors.FilterError(path, "must be true or false")
+        return _Alternative(_present if operand else _absent, None)
     close = difflib.get_close_matches(name, _OPERATORS, n=1)
     advice = f"did you mean {close[0]}?" if close else f"known are {', '.join(_OPERATORS)}"
     raise errors.FilterError(path, f"unknown operator; {advice}")
 
 
-def _text_test(build: Callable[[str], Test], operand: Any, path: str) -> Test:
+def _text(name: str, operand: Any, path: str) -> _Alternative:
+    build, parse = _TEXTS[name]
+    return _Alternative(build, _parsed(parse, operand, path), own_tests=int(build is _fits))
+
+
+def _affix_ignoring_case(name: str, operand: Mapping[str, Any], path: str) -> _Alternative:
+    if list(operand) != ["equals-ignore-case"]:
+        raise errors.FilterError(path, 'must be a string, or {"equals-ignore-case": "…"}')
+    text = _parsed(str.casefold, operand["equals-ignore-case"], f"{path}.equals-ignore-case")
+    return _Alternative(_AFFIXES_IGNORING_CASE[name], text)
+
+
+def _parsed(parse: Callable[[str], Any], operand: Any, path: str) -> Any:
     if not isinstance(operand, str):
         raise errors.FilterError(path, "must be a string")
     try:
-        return build(operand)
+        return parse(operand)
     except errors.FilterError as exc:
         raise exc.within(path) from None
-
-
-def _affix_ignoring_case(build: Callable[[str], Test], operand: Mapping[str, Any], path: str) -> Test:
-    if list(operand) != ["equals-ignore-case"]:
-        raise errors.FilterError(path, 'must be a string, or {"equals-ignore-case": "…"}')
-    return _text_test(_ignoring_case(build), operand["equals-ignore-case"], f"{path}.equals-ignore-case")
-
-
-def _equals(text: str) -> Test:
-    return lambda value: bool(value == text)
-
-
-def _starts_with(text: str) -> Test:
-    return lambda value: bool(value.startswith(text))
-
-
-def _ends_with(text: str) -> Test:
-    return lambda value: bool(value.endswith(text))
-
-
-def _ignoring_case(build: Callable[[str], Test]) -> Callable[[str], Test]:
-    """Return a builder of tests that compare case-folded texts, so that `STRASSE` equals `straße`."""
-
-    def build_folded(text: str) -> Test:
-        test = build(text.casefold())
-        return lambda value: test(value.casefold())
-
-    return build_folded
-
-
-def _fits(wildcard: str) -> Test:
-    """Return the test of a wildcard; raise FilterError as `pieces` does.
-
-    The test finds the texts between the asterisks from left to right, each at its first place. No backtracking is needed.
-    """
-    first, *rest = pieces(wildcard)
-    if not rest:
-        return _equals(first)
-    *middle, last = rest
-
-    def test(value: str) -> bool:
-        if not (value.startswith(first) and value.endswith(last)):
-            return False
-        position, end = len(first), len(value) - len(last)
-        for piece in middle:
-            found = value.find(piece, position, end)
-            if found < 0:
-                return False
-            position = found + len(piece)
-        return position <= end
-
-    return test
 
 
 def pieces(wildcard: str) -> list[str]:
@@ -168,101 +184,191 @@ def pieces(wildcard: str) -> list[str]:
     return pieces
 
 
-def _in_network(text: str) -> Test:
+def _network(text: str) -> _Network:
     try:
         # Parsed in two parts: the whole text could also be an address without a mask, or with a mask written as an address.
         address, bits = text.split("/")
-        network = ipaddress.ip_network((address, int(bits)), strict=False)
+        return ipaddress.ip_network((address, int(bits)), strict=False)
     except ValueError:
         raise errors.FilterError("", "must be a range of addresses, such as 10.0.0.0/8 or 2001:db8::/32") from None
-    family = {4: socket.AF_INET, 6: socket.AF_INET6}[network.version]
-    first, last = network.network_address.packed, network.broadcast_address.packed
-
-    def test(value: str) -> bool:
-        try:
-            return first <= socket.inet_pton(family, value) <= last
-        except (OSError, ValueError):  # not an address of this family; with a NUL in it, a ValueError
-            return False
-
-    return test
 
 
-def _numeric(operand: Any, path: str) -> Test:
-    """Return the test of a number by one comparison, or by a lower and an upper bound; raise FilterError for other operands."""
+def _check_comparisons(operand: Any, path: str) -> None:
+    """Raise FilterError unless `operand` is one comparison, or a lower and an upper bound."""
     if not isinstance(operand, list) or len(operand) not in (2, 4):
         raise errors.FilterError(path, 'must be a comparison, ["<", 10], or a range, [">", 0, "<=", 5]')
-    symbols, bounds = operand[::2], operand[1::2]
-    for symbol, bound in zip(symbols, bounds, strict=True):
+    symbols, numbers = operand[::2], operand[1::2]
+    for symbol, number in zip(symbols, numbers, strict=True):
         if not isinstance(symbol, str) or symbol not in _COMPARISONS:
             raise errors.FilterError(path, f"unknown comparison {json.dumps(symbol)}; known are {' '.join(_COMPARISONS)}")
-        if type(bound) not in _NUMBERS:
-            raise errors.FilterError(path, f"{symbol} compares with a number, not with {json.dumps(bound)}")
-    compare, bound = _COMPARISONS[symbols[0]], as_in_events(bounds[0])
-    if len(operand) == 2:  # noqa: PLR2004 - one symbol and its bound
-        return lambda value: compare(value, bound)
-    if symbols[0] not in (">", ">=") or symbols[1] not in ("<", "<=") or bounds[0] >= bounds[1]:
+        if type(number) not in _NUMBERS:
+            raise errors.FilterError(path, f"{symbol} compares with a number, not with {json.dumps(number)}")
+    is_range = symbols[0] in (">", ">=") and symbols[-1] in ("<", "<=") and numbers[0] < numbers[-1]
+    if len(symbols) > 1 and not is_range:
         raise errors.FilterError(
             path,
             "is not a range of numbers: write a lower bound (> or >=), then an upper bound (< or <=) above it: "
             '[">", 0, "<=", 5]',
         )
-    compare_upper, upper = _COMPARISONS[symbols[1]], as_in_events(bounds[1])
-    return lambda value: compare(value, bound) and compare_upper(value, upper)
 
 
-def _exists(operand: Any, path: str) -> Tests:
-    if not isinstance(operand, bool):
-        raise errors.FilterError(path, "must be true or false")
-    return dict.fromkeys(SCALARS if operand else (Absent,), _always)
-
-
-def _anything_but(operand: Any, path: str) -> Tests:
-    """Return tests that accept null, and each string, number and boolean that `operand` does not exclude.
+def _anything_but(operand: Any, path: str) -> _Alternative:
+    """Return the alternative that accepts null, and each string, number and boolean that `operand` does not exclude.
 
     Objects and missing fields are not accepted. Raise FilterError for an invalid `operand`.
     """
-    if isinstance(operand, dict):
-        excluded: Tests = {str: _excluded_texts(operand, path)}
-    else:
+    if not isinstance(operand, dict):
         literals = operand if isinstance(operand, list) else [operand]
         if {type(literal) for literal in literals} not in ({str}, {int}, {float}, {int, float}):
             kinds = 'a string, a number, a list of strings, a list of numbers, or an operator such as {"prefix": "a"}'
             raise errors.FilterError(path, f"must be {kinds}")
-        excluded = equality(literals)
-    return {kind: _not(excluded[kind]) if kind in excluded else _always for kind in SCALARS}
-
-
-def _excluded_texts(rule: Mapping[str, Any], path: str) -> Test:
-    if len(rule) != 1 or not rule.keys() <= _TEXTS.keys():
+        return _Alternative(_none_excluded_by_all, _equality(literals), own_tests=1)
+    if len(operand) != 1 or not operand.keys() <= _TEXTS.keys():
         raise errors.FilterError(path, f"must hold exactly one of {', '.join(_TEXTS)}")
-    ((name, operand),) = rule.items()
+    ((name, texts),) = operand.items()
     path = f"{path}.{name}"
-    if not isinstance(operand, list):
-        return _text_test(_TEXTS[name], operand, path)
-    if not operand:
+    if not isinstance(texts, list):
+        excluded = [_text(name, texts, path)]
+    elif texts:
+        excluded = [_text(name, text, f"{path}[{index}]") for index, text in enumerate(texts)]
+    else:
         raise errors.FilterError(path, "must be a string or a list of strings")
-    tests = [_text_test(_TEXTS[name], text, f"{path}[{index}]") for index, text in enumerate(operand)]
-    return lambda value: any(test(value) for test in tests)
+    test = excluded[0].build([alternative.operand for alternative in excluded])
+    return _Alternative(_none_excluded_by_all, test, own_tests=1 + sum(alternative.own_tests for alternative in excluded))
+
+
+# --- from operands to a test ----------------------------------------------------------------------------------------------
+
+
+def _equality(literals: list[Any]) -> Tests:
+    """Return tests that accept a value equal to one of `literals`, by one look-up in a set. 300 and 3.0e2 are equal."""
+    by_type: dict[type, set[Any]] = {}
+    for literal in literals:
+        if type(literal) in _NUMBERS:
+            for kind in _NUMBERS:
+                by_type.setdefault(kind, set()).add(as_in_events(literal))
+        else:
+            by_type.setdefault(type(literal), set()).add(literal)
+    return {kind: frozenset(wanted).__contains__ for kind, wanted in by_type.items()}
+
+
+def _starts_with(prefixes: list[str]) -> Tests:
+    wanted = tuple(prefixes)
+    return {str: lambda value: bool(value.startswith(wanted))}
+
+
+def _ends_with(suffixes: list[str]) -> Tests:
+    wanted = tuple(suffixes)
+    return {str: lambda value: bool(value.endswith(wanted))}
+
+
+# The next three compare case-folded texts, so that `STRASSE` equals `straße`. Each character is folded by itself, into one or
+# more characters. So a value needs to be folded only as far as the longest operand reaches.
+
+
+def _starts_with_ignoring_case(prefixes: list[str]) -> Tests:
+    wanted, longest = tuple(prefixes), max(map(len, prefixes))
+    return {str: lambda value: bool(value[:longest].casefold().startswith(wanted))}
+
+
+def _ends_with_ignoring_case(suffixes: list[str]) -> Tests:
+    wanted, longest = tuple(suffixes), max(map(len, suffixes))
+    return {str: lambda value: bool(value[max(0, len(value) - longest) :].casefold().endswith(wanted))}
+
+
+def _equals_ignoring_case(texts: list[str]) -> Tests:
+    wanted, longest = frozenset(texts), max(map(len, texts))
+    return {str: lambda value: len(value) <= longest and value.casefold() in wanted}
+
+
+def _fits(wildcards: list[list[str]]) -> Tests:
+    tests = [_fits_one(*wildcard) for wildcard in wildcards]
+    return {str: tests[0] if len(tests) == 1 else lambda value: any(test(value) for test in tests)}
+
+
+def _fits_one(first: str, *rest: str) -> Test:
+    """Return the test of a wildcard with these `pieces`.
+
+    The test finds the texts between the asterisks from left to right, each at its first place. No backtracking is needed.
+    """
+    if not rest:
+        return lambda value: bool(value == first)
+    *middle, last = rest
+
+    def test(value: str) -> bool:
+        if not (value.startswith(first) and value.endswith(last)):
+            return False
+        position, end = len(first), len(value) - len(last)
+        for piece in middle:
+            found = value.find(piece, position, end)
+            if found < 0:
+                return False
+            position = found + len(piece)
+        return position <= end
+
+    return test
+
+
+def _in_networks(networks: list[_Network]) -> Tests:
+    by_version: dict[int, list[Range]] = {4: [], 6: []}
+    for network in networks:
+        first, last = int(network.network_address), int(network.broadcast_address)
+        by_version[network.version].append(Range(first, last, True, True))
+    ranges_4, ranges_6 = RangeUnion(by_version[4]), RangeUnion(by_version[6])
+
+    def test(value: str) -> bool:
+        family, ranges = (socket.AF_INET6, ranges_6) if ":" in value else (socket.AF_INET, ranges_4)
+        try:
+            return int.from_bytes(socket.inet_pton(family, value)) in ranges
+        except (OSError, ValueError):  # not an address; with a NUL in it, a ValueError
+            return False
+
+    return {str: test}
+
+
+def _in_ranges(ranges: list[Range]) -> Tests:
+    return dict.fromkeys(_NUMBERS, RangeUnion(ranges).__contains__)
+
+
+def _present(_: list[None]) -> Tests:
+    return dict.fromkeys(SCALARS, _always)
+
+
+def _absent(_: list[None]) -> Tests:
+    return {Absent: _always}
+
+
+def _none_excluded_by_all(exclusions: list[Tests]) -> Tests:
+    """Return tests that accept a scalar unless each of `exclusions` accepts it: several `anything-but` are alternatives."""
+    return {kind: _not_all([excluded.get(kind, _never) for excluded in exclusions]) for kind in SCALARS}
+
+
+def _not_all(tests: list[Test]) -> Test:
+    if _never in tests:
+        return _always
+    if len(tests) == 1:
+        (test,) = tests
+        return lambda value: not test(value)
+    return lambda value: not all(test(value) for test in tests)
 
 
 def _always(_: Any) -> bool:
     return True
 
 
-def _not(test: Test) -> Test:
-    return lambda value: not test(value)
+def _never(_: Any) -> bool:
+    return False
 
 
-_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
+_COMPARISONS = ("=", "<", "<=", ">", ">=")
+_AFFIXES_IGNORING_CASE: Mapping[str, Callable[[list[str]], Tests]] = {
+    "prefix": _starts_with_ignoring_case,
+    "suffix": _ends_with_ignoring_case,
 }
-_AFFIXES: Mapping[str, Callable[[str], Test]] = {"prefix": _starts_with, "suffix": _ends_with}
-_TEXTS: Mapping[str, Callable[[str], Test]] = {
-    **_AFFIXES,
-    "equals-ignore-case": _ignoring_case(_equals),
-    "wildcard": _fits,
+_TEXTS: Mapping[str, tuple[Callable[[list[Any]], Tests], Callable[[str], Any]]] = {
+    "prefix": (_starts_with, str),
+    "suffix": (_ends_with, str),
+    "equals-ignore-case": (_equals_ignoring_case, str.casefold),
+    "wildcard": (_fits, pieces),
 }
+"""By operator, the builder of the test of several texts, and the function that parses one text."""

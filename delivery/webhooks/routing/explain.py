@@ -109,8 +109,14 @@ def differing_fields(pattern: Mapping[str, Any], document: Mapping[str, Any]) ->
     """Return a sentence that names the fields of a filter that do not match `document`.
 
     A nested field is named by its path, such as `data.amount`. The branches of an `$or` are one field.
-    The sentence names no field if the filter has more than MAX_PARTS fields, or if each field matches by itself.
+    The sentence names no field in three cases: the filter has more than MAX_PARTS fields, each field matches by itself, or the
+    filter needs too many tests of array elements.
     """
+    if event_pattern.compile_pattern(pattern).is_too_costly(document):
+        return (
+            f"the filter needs more than {event_pattern.MAX_ELEMENT_TESTS:,} tests of array elements for the event: "
+            "use fewer branches, wildcards and anything-but for fields in long arrays"
+        )
     conditions = list(itertools.islice(_parts(pattern), MAX_PARTS + 1))
     if len(conditions) > MAX_PARTS:
         return f"the filter does not take the event; the filter has more than {MAX_PARTS} fields, so none is named"

@@ -1,5 +1,7 @@
 """The filter index returns every filter that a document may match, and few others."""
 
+import time
+
 import pytest
 
 from delivery.webhooks.filters import event_pattern
@@ -77,6 +79,25 @@ def test_a_filter_without_literals_is_a_candidate_for_any_value(alternative):
 def test_a_filter_is_kept_under_the_field_with_the_fewest_filters():
     patterns = [{"status": ["paid"], "customer": [f"c{n}"], "amount": [{"numeric": [">", n]}]} for n in range(10)]
     assert candidates({"status": "paid", "customer": "c3", "amount": 100}, *patterns) == [patterns[3]]
+
+
+@pytest.mark.parametrize(
+    ("alternative", "element"),
+    [
+        (lambda n: {"anything-but": f"x{n}"}, lambda _: "a"),
+        (lambda n: {"numeric": [">", -n]}, lambda n: n + 1),
+        (lambda n: {"prefix": "x" * (1 + n % 200)}, lambda _: "ab"),
+    ],
+    ids=["any value", "ranges", "lengths"],
+)
+def test_an_element_costs_no_more_for_many_filters_of_one_field(alternative, element):
+    """Regression: each element of an array added all filters of its key again, and was cut to each length of a prefix."""
+    index = FilterIndex(({"x": [alternative(n)]}, n) for n in range(2000))
+    document = {"x": [element(n) for n in range(40_000)]}
+
+    began = time.process_time()
+    index.candidates(document)
+    assert time.process_time() - began < 0.2  # measured: 0.02 to 0.06; before, 0.35 to 0.6
 
 
 @pytest.mark.parametrize("kind", kinds.CANNOT_MATCH)

@@ -53,6 +53,14 @@ def test_the_fields_that_a_filter_fails_on_are_named(pattern, detail):
     assert explain.explain(event, builders.subscription(filter_pattern=pattern), builders.endpoint()).detail == detail
 
 
+def test_a_filter_that_needs_too_many_tests_is_named():
+    event = builders.event(content={"tags": ["new"] * 10_000})
+    costly = builders.subscription(filter_pattern={"data": {"tags": [{"wildcard": f"*x{number}*"} for number in range(100)]}})
+
+    detail = explain.explain(event, costly, builders.endpoint()).detail
+    assert detail.startswith("the filter needs more than 1,000,000 tests of array elements for the event")
+
+
 @pytest.mark.parametrize(
     ("opaque", "content", "reason"),
     [
