@@ -32,8 +32,8 @@ class Host:
     """Limit the requests from this worker to one host, and wake the queues that wait for the host. Not thread-safe.
 
     A reservation is capacity for one request, which a woken queue may use. `clock` is monotonic, in seconds. `count_wait` is
-    called once for each request that waits for the limits. One timer serves all waiting queues. When the rate allows a request,
-    the timer wakes as many queues as `max_in_flight` permits. A woken queue that finds the rate used up waits again.
+    called once for each request that waits for the limits. One timer serves all waiting queues. It wakes as many queues as
+    `max_in_flight` and the rate permit, in their order.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class Host:
         self._in_flight = self._reserved = 0
         self._waiting: collections.deque[Callable[[], bool]] = collections.deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_at = 0.0
+        """When the timer ends, in seconds of `clock`."""
         self._warn_at = float("-inf")
 
     def set_bounds(self, max_in_flight: int, per_second: float) -> None:
@@ -71,7 +73,7 @@ class Host:
         return self._has_capacity()
 
     def _has_capacity(self, reserved: int = 0) -> bool:
-        return self._in_flight + reserved < self._max_in_flight and not self._pace.wait_s(self._clock())
+        return self._in_flight + reserved < self._max_in_flight and not self._pace.wait_s(self._clock(), ahead=reserved)
 
     def enter(self) -> None:
         """Count a request that begins now."""
@@ -97,14 +99,22 @@ class Host:
         self.wake()
 
     def wake(self) -> None:
-        """Start the timer that wakes waiting queues as soon as the host's rate allows a request.
+        """Start the timer that wakes waiting queues as soon as the host's rate allows a request, besides the reservations.
 
         No timer starts if no queue waits, or if requests in flight and reservations use up the host's `max_in_flight`. A queue
-        that was woken and did not use its reservation calls this too, so that the next queue gets the capacity.
+        that was woken and did not use its reservation calls this too, so that the next queue gets the capacity. The new timer
+        then replaces a timer that ends later.
         """
-        if self._waiting and self._timer is None and self._in_flight + self._reserved < self._max_in_flight:
-            wait_s = self._pace.wait_s(self._clock())
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._call_waiting)
+        if not self._waiting or self._in_flight + self._reserved >= self._max_in_flight:
+            return
+        now = self._clock()
+        wait_s = self._pace.wait_s(now, ahead=self._reserved)
+        if self._timer is not None:
+            if self._wake_at <= now + wait_s:
+                return
+            self._timer.cancel()
+        self._wake_at = now + wait_s
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._call_waiting)
 
     def _call_waiting(self) -> None:
         self._timer = None

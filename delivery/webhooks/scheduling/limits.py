@@ -132,9 +132,9 @@ class Pace:
         self._burst_s = (burst - 1) * self._interval_s
         self._next_at = float("-inf")
 
-    def wait_s(self, now: float) -> float:
-        """Return the seconds until the next request may go; 0 if it may go now."""
-        wait_s = self._next_at - self._burst_s - now
+    def wait_s(self, now: float, ahead: int = 0) -> float:
+        """Return the seconds until the next request may go; 0 if it may go now. `ahead` other requests go before it."""
+        wait_s = max(self._next_at, now) + ahead * self._interval_s - self._burst_s - now
         # A remainder of rounding is no wait: a clock may be too coarse to show that it has passed.
         return wait_s if wait_s > ROUNDING_S else 0.0
 

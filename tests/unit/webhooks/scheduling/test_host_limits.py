@@ -186,6 +186,32 @@ def test_endpoints_share_a_host_round_robin():
     assert [set(order[first : first + 4]) for first in range(0, 20, 4)] == [{"ep0", "ep1", "ep2", "ep3"}] * 5
 
 
+def test_endpoints_share_the_rate_of_a_host_round_robin():
+    """Regression: a token woke many queues. All but one waited at the end of the line again, and some never got a turn."""
+    urls = [f"{VICTIM}/{n}" for n in range(31)]
+    _, outcomes, took_s, _ = delivered(urls, each=5, wait_s=0.01, max_per_host=8, max_per_second_per_host=20.0)
+
+    order = [outcome.delivery.endpoint.endpoint_id for outcome in outcomes]
+    assert [len(set(order[first : first + 31])) for first in range(0, 155, 31)] == [31] * 5
+    assert took_s == pytest.approx(155 / 20, rel=0.1)
+
+
+def test_a_token_that_is_not_used_goes_to_the_next_queue_at_once():
+    async def main():
+        loop = asyncio.get_running_loop()
+        known = host_limits.Host("victim.example", 8, 1.0, loop.time)
+        called = []
+        for name in ("first", "second"):
+            known.call_when_free(lambda name=name: bool(called.append((name, loop.time()))) or True)
+        await asyncio.sleep(0.1)
+        known.use_reservation()  # and does not enter
+        known.wake()
+        await asyncio.sleep(0.1)
+        return called
+
+    assert virtual.run(main()) == [("first", 0.0), ("second", pytest.approx(0.1))]
+
+
 def test_an_abandoned_reservation_goes_to_the_next_queue():
     async def main():
         loop = asyncio.get_running_loop()

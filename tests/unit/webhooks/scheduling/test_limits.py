@@ -78,3 +78,14 @@ def test_a_late_sender_still_reaches_a_high_rate():
             gone += 1
         now += 0.013  # the time of thirteen requests
     assert gone >= 10 * 1000 * (1 - limits.BURST_SHARE)
+
+
+@given(st.sampled_from([0.1, 7, 20, 33, 100, 5000]), st.integers(0, 50), st.integers(0, 20), st.floats(0, 2))
+def test_a_request_waits_for_those_ahead_of_it(per_second, gone, ahead, pause):
+    pace, now = limits.Pace(per_second), 100.0
+    for _ in range(gone):
+        pace.consume(now)
+    now += pause
+    wait_s = pace.wait_s(now, ahead=ahead)
+    pace.consume(now, ahead)
+    assert wait_s == pytest.approx(pace.wait_s(now), abs=2 * limits.ROUNDING_S)
