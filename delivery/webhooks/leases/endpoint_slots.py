@@ -22,27 +22,23 @@ class SharedLimits(NamedTuple):
     slots: asyncio.Semaphore
     """A semaphore with `max_in_flight` slots. The caller takes a slot before `begin`."""
     turn: asyncio.Lock
-    """Held by the caller that waits for the rate or the host, until this caller's `begin`. So one caller checks them again and
-    again, and the others wait for the lock."""
+    """Held by the caller that waits for the rate or the host, until this caller's `begin`. So one caller of the endpoint stands
+    in the host's line, and the others wait for the lock."""
     pace: limits.Pace | None
     """None: the endpoint has no rate limit."""
     host: host_limits.Host | None
     """None: the host has no limits."""
 
-    def wait_s(self, now: float) -> float:
-        """Return the seconds to wait before the next request, by the rate and the host's limits. 0: no wait.
+    def rate_wait_s(self, now: float) -> float:
+        """Return the seconds until the endpoint's rate allows the next request. 0: no wait.
 
-        If the request waits for the host and not for the rate, return RECHECK_S, after which the caller asks again. `now` is in
-        seconds of the clock of `pace`.
+        `now` is in seconds of the clock of `pace`.
         """
-        return host_limits.RECHECK_S if self.full_host(now) is not None else self._rate_wait_s(now)
-
-    def full_host(self, now: float) -> host_limits.Host | None:
-        """Return the host if the next request waits for the host's limits, and not for the endpoint's own rate; else None."""
-        return None if self.host is None or self.host.has_room or self._rate_wait_s(now) else self.host
-
-    def _rate_wait_s(self, now: float) -> float:
         return 0.0 if self.pace is None else self.pace.wait_s(now)
+
+    def full_host(self) -> host_limits.Host | None:
+        """Return the host if the next request has to wait in the host's line; else None."""
+        return None if self.host is None or self.host.has_room else self.host
 
     def begin(self, now: float) -> None:
         """Count a request that begins now: in the endpoint's rate, and in the requests in flight to the host."""

@@ -60,7 +60,9 @@ class LeaseRunner:
         self._clock = clock
         self._now_ms = now_ms
         self._rng = rng
-        self._stopping = asyncio.Event()
+        self._is_stopping = False
+        self._idle: dict[LeaseInFlight, set[asyncio.Task[None]]] = {}
+        """By lease: its runners that wait for the endpoint's rate, its host or its turn."""
         self._in_flight = self._most_in_flight = 0
         self.observations = EndpointObservations()
         self.registry: registries.Registry | None = None
@@ -80,7 +82,9 @@ class LeaseRunner:
 
     def stop(self) -> None:
         """End all waits for a rate or a host, and let later calls of `attempt_all` do nothing. The caller stops the leases."""
-        self._stopping.set()
+        self._is_stopping = True
+        for lease in self._idle:
+            self._cancel_idle(lease)
 
     async def attempt_all(self, lease: LeaseInFlight) -> None:
         """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
@@ -89,59 +93,67 @@ class LeaseRunner:
         lease is stopped, for example because its endpoint was changed, or because an attempt of an ordered lease failed. If
         the next request may go only after `lease.until`, `lease.finish` requeues the entries until then, at most for the
         shorter of MAX_RATE_WAIT_S and `_recheck_s`. After that another worker may get the lease.
-        If `stop` was called before, attempt nothing. Otherwise each wait for a rate would end at once, and the lease would
-        busy-wait until its end.
+        If `stop` was called before, attempt nothing.
         """
-        if self._stopping.is_set():
+        if self._is_stopping:
             return
         shared = self._endpoint_slots.limits_of(lease.endpoint)
         runners = 1 if lease.message.order_key is not None else min(shared.max_in_flight, len(lease.waiting))
-        idle: set[asyncio.Task[None]] = set()
-        async with asyncio.TaskGroup() as together:
-            for _ in range(runners):
-                together.create_task(self._run(lease, shared, idle))
+        self._idle[lease] = set()
+        try:
+            async with asyncio.TaskGroup() as together:
+                for _ in range(runners):
+                    together.create_task(self._run(lease, shared))
+        finally:
+            del self._idle[lease]
 
-    async def _run(self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits, idle: set[asyncio.Task[None]]) -> None:
+    async def _run(self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits) -> None:
         """Attempt one entry after another. An entry that waits for the endpoint's rate or host holds no slot.
 
-        After a check that finds no capacity, the runner takes the endpoint's turn before it waits and checks again. The wait of
-        an entry for its host is counted once, at the first such check. `idle` has the runners of the lease that wait for the
-        turn, or with it. The runner that takes the lease's last entry cancels them.
+        After a check that finds no capacity, the runner takes the endpoint's turn. With the turn, it waits for the rate, and
+        then in the host's line. The wait of an entry for its host is counted once, at the first such check. The runner that
+        takes the lease's last entry cancels the idle runners of the lease.
         """
         runner = asyncio.current_task()
         assert runner is not None, "attempt_all runs this method as a task"  # noqa: S101
-        has_turn = is_counted = False
+        has_turn = is_counted = is_called = False
         try:
             while lease.waiting:
+                # Capacity of the host is not kept for a runner that has to wait for a slot: others can use it meanwhile.
+                is_called = is_called and not (shared.slots.locked() or self._slots.locked())
                 async with shared.slots, self._slots:
                     now = self._clock()
                     self._follow_registry(lease)
                     if now > lease.until or not lease.waiting:
                         return
-                    wait_s = shared.wait_s(now)
-                    if not wait_s:
+                    wait_s = shared.rate_wait_s(now)
+                    full = None if wait_s or is_called else shared.full_host()
+                    is_called = False
+                    if not wait_s and full is None:
                         shared.begin(now)
                         if has_turn:
                             shared.turn.release()
                         has_turn = is_counted = False
-                        await self._attempt_next(lease, shared, idle)
+                        await self._attempt_next(lease, shared)
                         continue
-                    if not is_counted and (host := shared.full_host(now)) is not None:
-                        is_counted = True
-                        host.count_delay()
-                if now + wait_s > lease.until:
+                if now + max(wait_s, limits.ROUNDING_S) > lease.until:
                     # Entries that are due at once would be leased again in the next micro-batch, and requeued again.
                     lease.delay_rest(self._now_ms() + round(1000 * min(wait_s, _recheck_s(lease.endpoint), MAX_RATE_WAIT_S)))
                     return
-                idle.add(runner)
+                if len(self._idle[lease]) >= len(lease.waiting):
+                    return  # a runner waits already for each entry that is left
+                if full is not None and not is_counted:
+                    is_counted = True
+                    full.count_delay()
+                self._idle[lease].add(runner)
                 with contextlib.suppress(TimeoutError):
-                    if has_turn:
-                        await asyncio.wait_for(self._stopping.wait(), wait_s)
-                    else:
-                        # The holder of the turn may have a lease that ends later than this one.
-                        async with asyncio.timeout(lease.until - now):
+                    # The holder of the turn may have a lease that ends later than this one, and the host's line may be long.
+                    async with asyncio.timeout(lease.until - now):
+                        if has_turn:
+                            is_called = await _wait_with_turn(full, wait_s)
+                        else:
                             has_turn = await shared.turn.acquire()
-                idle.discard(runner)
+                self._idle[lease].discard(runner)
         finally:
             if has_turn:
                 shared.turn.release()
@@ -152,16 +164,18 @@ class LeaseRunner:
             rows = self.registry.rows_now(lease.message.endpoint_id, lease.tenants, lease.deleted_tenants)
             lease.follow(rows, self.registry.revision)
 
-    async def _attempt_next(
-        self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits, idle: set[asyncio.Task[None]]
-    ) -> None:
-        """Attempt the first waiting entry, which `shared` counts already. If it is the last, cancel the runners in `idle`."""
+    def _cancel_idle(self, lease: LeaseInFlight) -> None:
+        """End the lease's runners that wait for the endpoint's rate, its host or its turn."""
+        for runner in self._idle[lease]:
+            runner.cancel()
+
+    async def _attempt_next(self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits) -> None:
+        """Attempt the first waiting entry, which `shared` counts already. If it is the last, cancel the idle runners."""
         self._in_flight += 1
         self._most_in_flight = max(self._most_in_flight, self._in_flight)
         place = lease.waiting.popleft()
         if not lease.waiting:
-            for runner in idle:
-                runner.cancel()
+            self._cancel_idle(lease)
         try:
             await self._attempt(lease, place)
         finally:
@@ -178,6 +192,14 @@ class LeaseRunner:
             lease.record_attempt(prepared, attempt, now_ms=self._now_ms(), rng=self._rng)
         except Exception as fault:  # noqa: BLE001  # an unforeseen error in one entry must not affect other entries
             lease.defer_faulty(place, fault, self._now_ms())
+
+
+async def _wait_with_turn(full: host_limits.Host | None, wait_s: float) -> bool:
+    """Wait in the line of the host `full`, or `wait_s` for the endpoint's rate. Return True if the host has capacity then."""
+    if full is not None:
+        return await full.wait_for_room()
+    await asyncio.sleep(wait_s)
+    return False
 
 
 def _recheck_s(endpoint: Endpoint) -> float:

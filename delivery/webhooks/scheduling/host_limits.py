@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 MAX_HOSTS = 20_000
 """Most hosts whose state is kept. The least recently used are forgotten."""
-RECHECK_S = 0.2
-"""Seconds after which the retry lane checks a host's capacity again. In the other lanes the Host wakes a waiting queue."""
 WARN_EVERY_S = 600.0
 """Shortest time, in seconds, between two warnings of one worker about one host."""
 
 
 class Host:
     """Limit the requests from this worker to one host, and wake the queues that wait for the host. Not thread-safe.
+
+    A lease of the retry lane waits in the same line as the queues of the fast lanes (`wait_for_room`).
 
     A reservation is capacity for one request, which a woken queue may use. `clock` is monotonic, in seconds. `count_wait` is
     called once for each request that waits for the limits. One timer serves all waiting queues. It wakes as many queues as
@@ -89,7 +89,7 @@ class Host:
     def call_when_free(self, resume: Callable[[], bool], *, is_again: bool = False) -> None:
         """Count a wait for the limits, and call `resume` once when the host has capacity.
 
-        `is_again`: the same request was woken before and found no capacity, so its wait is counted already.
+        `is_again`: the wait of the same request is counted already.
         `resume` returns True if its queue takes the reservation. The queue must then call `use_reservation` once. `resume`
         returns False if its queue needs no capacity any more.
         """
@@ -97,6 +97,30 @@ class Host:
             self.count_delay()
         self._waiting.append(resume)
         self.wake()
+
+    async def wait_for_room(self) -> bool:
+        """Wait in the line of the waiting queues until the host has capacity; return True if the caller may send a request now.
+
+        False: another request took the capacity. True holds until the caller's next `await`. No reservation is left behind,
+        whether the caller sends, does not send, or is cancelled. The wait is not counted (`count_delay`).
+        """
+        woken = asyncio.get_running_loop().create_future()
+
+        def resume() -> bool:
+            if woken.done():  # the caller was cancelled
+                return False
+            woken.set_result(None)
+            return True
+
+        self.call_when_free(resume, is_again=True)
+        has_capacity = False
+        try:
+            await woken
+        finally:
+            if woken.done() and not woken.cancelled():
+                has_capacity = self.use_reservation()
+                self.wake()
+        return has_capacity
 
     def wake(self) -> None:
         """Start the timer that wakes waiting queues as soon as the host's rate allows a request, besides the reservations.

@@ -21,27 +21,21 @@ def paced(**fields):
     return builders.endpoint(retrying=Retrying(), max_per_second=0.2, **fields)
 
 
-def deliver_paced(monkeypatch, change):
+def deliver_paced(change):
     """Deliver a lease of three entries to a paced endpoint. `change(lane, registry)` is called after the first attempt.
 
     Return the number of attempts, and what is requeued.
     """
-    clock, sender, changes = fakes.Clock(NOW_MS / 1000), Sender(), [change]
+    clock, sender = fakes.PassingClock(NOW_MS / 1000), Sender()
 
     async def main():
-        async def pass_time(stopping, seconds):
-            clock.now += seconds
-            stopping.close()
-            if changes:
-                changes.pop()(lane, known)
-            await asyncio.sleep(0)
-            raise TimeoutError
-
-        monkeypatch.setattr(asyncio, "wait_for", pass_time)
+        clock.install()
         lane = lane_of(sender, clock)
         known = registries.WholeRegistry("base", registry(max_per_second=0.2))
         first = await lane.start([retry_messages.encoded(lease(waiting(), waiting(), waiting()))], known, 10)
-        return together(first, await lane.finish_task(10))
+        await asyncio.sleep(1)
+        change(lane, known)
+        return together(first, await lane.finish_task(60))
 
     [report] = asyncio.run(main()).reports
     return len(sender.sent), [(back.place, back.reason, back.attempts) for back in report.requeued]
@@ -53,7 +47,7 @@ def deliver_paced(monkeypatch, change):
     ids=["paused", "moved", "deleted"],
 )
 @pytest.mark.parametrize("has_new_snapshot", [False, True])
-def test_no_attempt_of_a_lease_begins_after_its_endpoint_was_paused(monkeypatch, row, has_new_snapshot):
+def test_no_attempt_of_a_lease_begins_after_its_endpoint_was_paused(row, has_new_snapshot):
     """Regression: for up to 30 s the other entries of the lease went to the old URL, with the old secret."""
 
     def change(lane, known):
@@ -62,20 +56,20 @@ def test_no_attempt_of_a_lease_begins_after_its_endpoint_was_paused(monkeypatch,
         else:
             known.advance(SnapshotChanges(since=1, revision=2, endpoints={"ep1": row}))
 
-    assert deliver_paced(monkeypatch, change) == (1, [(1, "server_error", ()), (2, "server_error", ())])
+    assert deliver_paced(change) == (1, [(1, "server_error", ()), (2, "server_error", ())])
 
 
-def test_a_lease_follows_the_subscriptions_of_a_new_snapshot(monkeypatch):
+def test_a_lease_follows_the_subscriptions_of_a_new_snapshot():
     paused = builders.subscription(status=SubscriptionStatus.PAUSED)
 
     def change(lane, _):
         lane.follow(registries.WholeRegistry("new", dataclasses.replace(registry(paused, max_per_second=0.2), revision=2)))
 
-    assert deliver_paced(monkeypatch, change) == (1, [])
+    assert deliver_paced(change) == (1, [])
 
 
 @pytest.mark.parametrize("has_new_snapshot", [False, True])
-def test_no_attempt_of_a_lease_begins_after_its_tenant_was_deleted(monkeypatch, has_new_snapshot):
+def test_no_attempt_of_a_lease_begins_after_its_tenant_was_deleted(has_new_snapshot):
     """Regression: for up to 30 s the other entries of the lease were sent."""
 
     def change(lane, known):
@@ -85,16 +79,16 @@ def test_no_attempt_of_a_lease_begins_after_its_tenant_was_deleted(monkeypatch, 
         else:
             known.advance(SnapshotChanges(since=1, revision=2, tenants={"t1": None}))
 
-    assert deliver_paced(monkeypatch, change) == (1, [])
+    assert deliver_paced(change) == (1, [])
 
 
-def test_a_lease_ignores_a_registry_older_than_its_own(monkeypatch):
+def test_a_lease_ignores_a_registry_older_than_its_own():
     """Spark runs a task again with the registry of its first run. Rows that are newer are not deleted."""
 
     def change(lane, _):
         lane.follow(registries.WholeRegistry("old", builders.snapshot(revision=0)))
 
-    assert deliver_paced(monkeypatch, change) == (3, [])
+    assert deliver_paced(change) == (3, [])
 
 
 class Cached(registries.WholeRegistry):

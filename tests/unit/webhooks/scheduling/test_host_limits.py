@@ -232,6 +232,51 @@ def test_an_abandoned_reservation_goes_to_the_next_queue():
     assert virtual.run(main()) == ["first", "second"]
 
 
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.sampled_from([None, 0, 1, 5])), min_size=1, max_size=30),
+    st.integers(1, 3),
+    st.sampled_from([2.0, 30.0, 1000.0]),
+)
+def test_callers_that_leave_the_line_leave_no_reservation(callers, most, per_second):
+    """Each caller has its start and the end of its patience, in tenths of a second, and what it does when it is called.
+
+    It sends a request of so many tenths of a second. None: it sends none.
+    """
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        host, in_flight, refused = host_limits.Host("victim.example", most, per_second, loop.time), [0], []
+
+        async def call(start, patience, request):
+            await asyncio.sleep(start / 10)
+            try:
+                async with asyncio.timeout(patience / 10):
+                    has_room = await host.wait_for_room()
+            except TimeoutError:
+                return
+            if not has_room:
+                refused.append(start)
+            elif request is not None:
+                host.enter()
+                in_flight.append(in_flight[-1] + 1)
+                await asyncio.sleep(request / 10)
+                in_flight.append(in_flight[-1] - 1)
+                host.leave()
+
+        await asyncio.gather(*(call(*caller) for caller in callers))
+        await asyncio.sleep(1)
+        assert max(in_flight) <= most
+        assert refused == []
+        for _ in range(most):  # no place is lost
+            assert host.has_room
+            host.enter()
+            await asyncio.sleep(1)
+        assert not host.has_room
+
+    virtual.run(main())
+
+
 def test_a_changed_share_applies_to_known_hosts():
     shared = host_limits.Hosts(limits.Limits(max_per_host=4), clock=lambda: 0.0)
     host = shared.host_of(VICTIM)
