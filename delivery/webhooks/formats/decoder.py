@@ -30,8 +30,9 @@ UNKNOWN_S = 30.0
 """Seconds for which the schema registry is not asked again for a schema that it does not have. Often many records in a row have
 the same wrong id."""
 AWAY_S = 3.0
-"""Seconds for which the schema registry is not asked again after it gave no usable answer. Otherwise the records of hundreds of
-partitions would wait for it one after another, each for `Access.wait_s` or longer."""
+"""Seconds for which the schema registry is not asked again after it gave no usable answer. If it refused one schema only, it is
+not asked again for this schema. Otherwise the records of hundreds of partitions would wait for it one after another, each for
+`Access.wait_s` or longer."""
 _CONTENT_TYPE = "content-type"
 
 
@@ -92,8 +93,8 @@ class Decoder:
 
         Raise EventRejected if the record is not an event; the reasons are those of `parsing.parse`, bad_frame and
         unknown_schema. Raise BatchFound as `parsing.parse` does. Raise SchemaRegistryUnavailable if the schema cannot be read
-        now: the record must wait. A missing schema is remembered for UNKNOWN_S, an outage for AWAY_S. If the
-        schema registry answers, and only this schema cannot be read, other schemas are asked for as before.
+        now: the record must wait. A missing schema is remembered for UNKNOWN_S, an outage for AWAY_S. If the schema registry
+        refuses this schema only, the refusal is remembered for AWAY_S, and other schemas are asked for as before.
         """
         value = record.value
         if not value or not self._reads_topic(record.topic):
@@ -121,9 +122,10 @@ class Decoder:
 
     async def _compiled(self, schema_id: int) -> _Known:
         if schema_id not in self._unknown:
-            until, text = self._away
-            if schema_id in self._unusable or self._clock() < until:
-                raise errors.SchemaRegistryUnavailable(self._unusable.get(schema_id, text))
+            until, outage = self._away
+            failure = self._unusable.get(schema_id) or (outage if self._clock() < until else "")
+            if failure:
+                raise errors.SchemaRegistryUnavailable(failure)
             try:
                 # In a thread: requests in flight must not time out while the schema registry is slow or away.
                 known = await asyncio.to_thread(self._read, schema_id)

@@ -1,8 +1,8 @@
 """Read schemas from a schema registry that speaks the API of Confluent's Schema Registry.
 
 Runs in the executors, the archive, the commands and the driver, never in the event loop: each call may wait. Only two answers
-are usable for a record: a schema, and an error code in NOT_FOUND. Every other answer counts as an outage of the schema
-registry. So a wrong password never rejects a record.
+are usable for a record: a schema, and an error code in NOT_FOUND. After every other answer the record waits. So a wrong
+password never rejects a record. Some of these answers concern one schema only: see OF_ALL_SCHEMAS.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from delivery.secret import Secret
 from delivery.webhooks.formats import protobuf, schemas
 
 OF_ALL_SCHEMAS = frozenset({401, 407, 408, 429, 502, 503, 504})
-"""Statuses by which a schema registry, or a proxy before it, refuses whatever schema is asked for."""
+"""Statuses by which a schema registry, or a proxy before it, refuses whatever schema is asked for. Any other refusal, such as
+403 or 500, counts as the refusal of one schema."""
 NOT_FOUND = frozenset({40401, 40402, 40403})
 """Error codes of the schema registry: no such subject, version or schema. A 404 of a proxy has none of them."""
 SERIALIZED = "serialized"
@@ -47,7 +48,7 @@ class RegistryClient:
 
         self._access = access
         self._patiently = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(errors.SchemaRegistryUnavailable),
+            retry=tenacity.retry_if_exception(_may_pass),
             wait=tenacity.wait_exponential(multiplier=0.2, max=2),
             stop=tenacity.stop_after_delay(access.wait_s),
             reraise=True,
@@ -56,7 +57,8 @@ class RegistryClient:
     def schema(self, schema_id: int) -> schemas.Schema | None:
         """Return a schema with all schemas that decoding needs. None: the schema registry lacks one of these schemas.
 
-        Repeat a read without a usable answer, but not after `Access.wait_s` seconds: then raise SchemaRegistryUnavailable.
+        Raise SchemaRegistryUnavailable if there is no usable answer: at once if the schema registry refuses this schema only,
+        otherwise when repeated reads have taken `Access.wait_s` seconds.
         """
         return self._patiently.copy()(self._schema, schema_id)
 
@@ -83,14 +85,14 @@ class RegistryClient:
         except error.SchemaRegistryError as exc:
             if exc.error_code in NOT_FOUND:
                 return None
-            failure = self._unavailable(schema_id, f"it answered with status {exc.http_status_code}")
-            failure.is_forbidden = exc.http_status_code == HTTPStatus.FORBIDDEN
-            failure.is_of_schema = exc.http_status_code not in OF_ALL_SCHEMAS
+            status = exc.http_status_code
+            failure = _unavailable(schema_id, f"it answered with status {status}", is_of_schema=status not in OF_ALL_SCHEMAS)
+            failure.is_forbidden = status == HTTPStatus.FORBIDDEN
             raise failure from None
         except Exception as exc:  # noqa: BLE001  # the client raises errors of many classes; none is the record's fault
-            raise self._unavailable(schema_id, type(exc).__name__) from None
+            raise _unavailable(schema_id, type(exc).__name__, is_of_schema=False) from None
         if not found.schema_str:
-            raise self._unavailable(schema_id, "the answer has no schema")
+            raise _unavailable(schema_id, "the answer has no schema", is_of_schema=True)
         return schemas.Schema(found.schema_type or schemas.SchemaType.AVRO, found.schema_str, needed)
 
     def _read(self, schema_id: int) -> tuple[Any, tuple[schemas.Reference, ...]]:
@@ -127,12 +129,32 @@ class RegistryClient:
             options["ssl.ca.location"] = access.ca_file
         return schema_registry.SchemaRegistryClient(options)
 
-    def _unavailable(self, schema_id: int, cause: str) -> errors.SchemaRegistryUnavailable:
-        return errors.SchemaRegistryUnavailable(
-            f"the schema registry gave no usable answer when it was asked for schema {schema_id} ({cause}): records whose "
-            "schema is not cached wait. Start the schema registry, or correct schema_registry.url, username, password and "
-            "ca_file"
+
+def _may_pass(failure: BaseException) -> bool:
+    """Return True if a repeated read may succeed soon.
+
+    After the refusal of one schema the read is not repeated. Otherwise records with many such schemas would keep all other
+    records of a task waiting, each for `Access.wait_s`.
+    """
+    return isinstance(failure, errors.SchemaRegistryUnavailable) and not failure.is_of_schema
+
+
+def _unavailable(schema_id: int, cause: str, *, is_of_schema: bool) -> errors.SchemaRegistryUnavailable:
+    if is_of_schema:
+        effect = (
+            "records with this schema wait. Let the login of schema_registry.username read this schema, or repair the schema "
+            "in the schema registry. If every schema is refused, correct schema_registry.url, username and password"
         )
+    else:
+        effect = (
+            "records whose schema is not cached wait. Start the schema registry, or correct schema_registry.url, username, "
+            "password and ca_file"
+        )
+    failure = errors.SchemaRegistryUnavailable(
+        f"the schema registry gave no usable answer when it was asked for schema {schema_id} ({cause}): {effect}"
+    )
+    failure.is_of_schema = is_of_schema
+    return failure
 
 
 def _serialized(client: Any, schema_id: int) -> Any:

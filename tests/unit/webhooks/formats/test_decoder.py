@@ -197,6 +197,18 @@ def test_a_schema_that_cannot_be_read_keeps_no_other_schema_from_use(reader):
     assert reader.asked == [2, 1, 2]
 
 
+@pytest.mark.parametrize("calls", range(6))
+def test_a_refusal_that_is_forgotten_meanwhile_still_has_its_cause(reader, calls):
+    """Regression: the error had no text if the refusal was forgotten between two looks at the clock."""
+    times = []
+    here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader, lambda: times.pop() if times else 0.0)
+    reader.unusable = {2}
+    for _ in range(2):
+        with pytest.raises(errors.SchemaRegistryUnavailable, match="schema 2"):
+            here.event_now(builders.record(value=framing.framed(2, b"\x0a")))
+        times = [decoder.AWAY_S] * 50 + [0.0] * calls
+
+
 def intake_of(reader, **options):
     registry = registries.WholeRegistry("base", builders.snapshot(builders.endpoint(), builders.subscription()))
     here = decoder.Decoder(framing.FORMATS, parsing.Layout(), reader)

@@ -49,9 +49,9 @@ def star(length):
 def reader(monkeypatch):
     """Return a function that returns a RegistryClient with this client."""
 
-    def made(client):
+    def made(client, wait_s=0.0):
         monkeypatch.setattr(registry_client.RegistryClient, "_client", lambda _: client)
-        return registry_client.RegistryClient(registry_client.Access(url="http://registry.example.com", wait_s=0.0))
+        return registry_client.RegistryClient(registry_client.Access(url="http://registry.example.com", wait_s=wait_s))
 
     return made
 
@@ -65,6 +65,7 @@ class Refusing(Client):
 
     def get_schema(self, number):
         if number == 1:
+            self.asked.append(number)
             raise error.SchemaRegistryError(self._status, self._status * 100, "refused")
         return super().get_schema(number)
 
@@ -81,6 +82,32 @@ def test_a_login_limited_to_other_schemas_shows_that_the_registry_answers(reader
 def test_any_other_refusal_is_an_outage(reader, status):
     with pytest.raises(errors.SchemaRegistryUnavailable, match=f"status {status}"):
         reader(Refusing(status)).require_answer()
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_a_refused_schema_is_asked_for_once_and_says_nothing_of_others(reader, status):
+    """Regression: each refused schema was asked for again for `wait_s`, and all records of a task waited meanwhile."""
+    client = Refusing(status)
+    with pytest.raises(errors.SchemaRegistryUnavailable, match="records with this schema wait") as refused:
+        reader(client, wait_s=1.0).schema(1)
+    assert refused.value.is_of_schema
+    assert client.asked == [1]
+
+
+@pytest.mark.parametrize("status", [401, 429, 502, 503])
+def test_some_refusals_say_that_no_schema_can_be_read(reader, status):
+    with pytest.raises(errors.SchemaRegistryUnavailable, match="records whose schema is not cached wait") as refused:
+        reader(Refusing(status)).schema(1)
+    assert not refused.value.is_of_schema
+
+
+def test_an_answer_without_a_schema_says_nothing_of_other_schemas(reader):
+    """Regression: such an answer counted as an outage, so other schemas were not asked for."""
+    client = Client([])
+    client.get_schema = lambda _: types.SimpleNamespace(schema_type=None, schema_str=None, references=[])
+    with pytest.raises(errors.SchemaRegistryUnavailable, match="the answer has no schema") as refused:
+        reader(client).schema(7)
+    assert refused.value.is_of_schema
 
 
 def test_each_schema_comes_once_after_those_that_it_needs(reader):
