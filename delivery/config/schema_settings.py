@@ -36,7 +36,7 @@ class SchemaRegistrySettings(Area):
     wait_s: Seconds = 3
     """Time for which a task waits for the schema of a record while the schema registry does not answer. Then the lane leaves
     out the record's topic until the schema registry answers, and delivers all other topics. The records of the topic wait in
-    Kafka. The real-time lane instead waits with all of its topics."""
+    Kafka. The real-time lane leaves out partitions instead of topics."""
     max_schemas: Annotated[int, Field(gt=0)] = 1000
     """Most schemas in the cache of one worker process. The least recently used schemas are dropped first."""
 

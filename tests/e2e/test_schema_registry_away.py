@@ -96,3 +96,59 @@ def test_topics_wait_for_their_schemas_and_no_other_topic_does(platform):
         account = proving.reconcile(settings.Settings.model_validate(platform.settings(**overrides)), settle_s=0).account
     assert account.holds, [finding.text() for finding in account.findings.kept]
     assert [(lane.counts.due, lane.counts.delivered, lane.counts.lost) for lane in account.lanes.values()] == [(9, 9, 0)] * 2
+
+
+@pytest.mark.slow
+def test_a_real_time_topic_waits_for_its_schema_and_no_other_does(platform):
+    """Regression: the whole real-time lane waited for the schema registry.
+
+    1. The registry is away when a job starts that has committed before. One topic waits, the other is delivered, also by
+       later queries: batches last 5 s, and each ends without a commit.
+    2. The registry is back: the topic is delivered, and nothing is repeated.
+    3. The account holds.
+    """
+    platform.register([{}])
+    platform.create_topic("framed")
+    port = local_kafka.free_port()
+    with SchemaRegistry() as registry:
+        formats = {"topic_pattern": f"{platform.name}[.]framed", "url": registry.url, "wait_s": 1}
+        overrides = {
+            "source": {"topic_pattern": f"{platform.name}[.].+", "realtime_pattern": f"{platform.name}[.](order|framed)"},
+            "spark": {"checkpoint": str(platform.folder / "checkpoint"), "driver_memory": "1g", "master": "local[6,4]"},
+            "realtime": {"batch_s": 5},
+            "schema_registry": formats,
+            "metrics": {"port": port, "lag_interval_s": 0.5},
+        }
+        waiting = framed(registry, ORDER, "a1", "a2", "a3")
+
+        def accepted(*ids):
+            assert_eventually(lambda: set(platform.accepted()), lambda got: got >= set(ids))
+
+        def log_has(text, times):
+            assert_eventually(lambda: platform.log(whole=True).count(text), lambda count: count >= times)
+
+        job = platform.start("--lanes", "realtime", **overrides)
+        platform.publish(2)
+        accepted("e0", "e1")
+        log_has("micro-batch committed", 1)
+        registry.stop()
+        platform.publish_raw("framed", *waiting)
+        restarts = "restarts its query, to read its paused partitions again"
+        for number in (2, 3, 4):
+            platform.publish(1, first=number)
+            accepted(f"e{number}")
+            log_has(restarts, number)
+        assert_eventually(lambda: metric(port, 'paused_topics{lane="realtime"}'), lambda count: count == 1)
+        assert not set(platform.accepted()) & {"a1", "a2", "a3"}
+
+        registry.start()
+        accepted("a1", "a2", "a3")
+        assert_eventually(lambda: metric(port, 'paused_topics{lane="realtime"}'), lambda count: count == 0)
+        platform.publish(1, first=5)
+        accepted("e5")
+        assert platform.stop(job) == 0
+        got = platform.accepted()
+        assert len(got) == len(set(got))
+        assert not platform.ledger().rejected
+        account = proving.reconcile(settings.Settings.model_validate(platform.settings(**overrides)), settle_s=0).account
+    assert account.holds, [finding.text() for finding in account.findings.kept]

@@ -118,6 +118,25 @@ def test_a_lane_that_has_committed_takes_the_topic_into_its_checkpoint(spark, tm
     assert offset_log.Checkpoint(spark, f"{tmp_path}/realtime").positions == {"other": {"0": 3}, "fast": {"0": 5}}
 
 
+def test_a_lane_with_paused_partitions_commits_what_its_receipts_say(spark, tmp_path):
+    """An interrupted micro-batch is made empty: it would hold back later records of all other partitions."""
+    folder = tmp_path / "realtime"
+    committed(folder, '{"a":{"0":3,"1":4}}')
+    (folder / "offsets" / "1").write_text((folder / "offsets" / "0").read_text().replace(":3,", ":30,"))
+    start_offsets.save(
+        spark, str(folder), start_offsets.StartOffsets({("a", 0): 9, ("a", 1): 4, ("b", 0): 2}, frozenset(), since_ms=17)
+    )
+    for number in ("0", "1"):
+        _, metadata, positions = (folder / "offsets" / number).read_text().splitlines()
+        assert json.loads(positions) == {"a": {"0": 9, "1": 4}, "b": {"0": 2}}
+        assert (json.loads(metadata)["batchTimestampMs"] == 17) is (number == "0")
+
+
+def test_a_lane_that_has_committed_nothing_saves_nothing(spark, tmp_path):
+    start_offsets.save(spark, str(tmp_path / "realtime"), start_offsets.StartOffsets({("a", 0): 9}, frozenset(), since_ms=17))
+    assert not (tmp_path / "realtime").exists()
+
+
 @pytest.fixture
 def started(tmp_path, monkeypatch):
     """A real-time lane that read `fast` from offset 3 and handled 3 and 4, by its receipts, and has committed nothing."""

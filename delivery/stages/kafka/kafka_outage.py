@@ -2,8 +2,8 @@
 
 Runs on the driver. While Kafka is absent, Spark waits only for some minutes for the end offsets of the topics
 (delivery.stages.kafka.topic_source), and a task fails sooner. The lane itself has no fault then: its query starts again once
-Kafka answers. In the real-time lane the same holds for the schema registry, from which a task reads schemas. The other lanes
-pause topics (delivery.stages.checkpoint.paused_topics).
+Kafka answers. If the schema registry does not answer, the lanes pause topics or partitions (docs/adr/0043). Only the real-time
+lane with `once` waits for the schema registry as it waits for Kafka.
 """
 
 from __future__ import annotations
@@ -37,11 +37,6 @@ _KAFKA_OUTAGE = re.compile(
 def is_kafka_outage(failure: str) -> bool:
     """Return True if the error text of a query says that Kafka did not answer in time, or could not be reached."""
     return _KAFKA_OUTAGE.search(failure) is not None
-
-
-def is_schema_outage(failure: str) -> bool:
-    """Return True if the error text of a query or a task says that the schema registry did not answer."""
-    return errors.SchemaRegistryUnavailable.__name__ in failure
 
 
 def is_over(config: settings.Settings) -> bool:

@@ -49,10 +49,11 @@ WAITS_FOR_KAFKA = (
 )
 """Log message when a query ended because Kafka did not answer. Its values are the lane and the cause."""
 WAITS_FOR_SCHEMAS = (
-    "lane %s waits for the schema registry (%s). Its records wait in Kafka, and the lane restarts by itself when the schema "
-    "registry answers: check that server, and schema_registry.url, username and password"
+    "lane %s waits for the schema registry, which does not give a schema of its records. The records wait in Kafka, and the "
+    "lane continues by itself when the schema registry answers: check that server, and schema_registry.url, username and "
+    "password"
 )
-"""Log message when a task of the real-time lane got no answer of the schema registry. Its values are the lane and the cause."""
+"""Log message when partitions of the real-time lane wait for a schema, with `once`. Its value is the lane."""
 REASON = "Reason: "
 """Prefix of the line in which Spark's Kafka source names the affected partition."""
 PY4J_LOG = "py4j.clientserver"

@@ -61,11 +61,6 @@ class DeliverRealtime:
             try:
                 self._read(batches, under_way)
                 under_way.end()
-            except errors.SchemaRegistryUnavailable:
-                under_way.give_up()
-                # If the task failed now, Spark would try it again, and after some tries abort the deliveries of other tasks.
-                under_way.await_end_of_query()
-                raise
             except BaseException:
                 under_way.give_up()
                 raise

@@ -61,6 +61,10 @@ class TaskReport:
     """Endpoints that were silent for the setting `delivery.patience_s`."""
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
     """For each partition with progress: the offset below which the results of all records are written."""
+    paused: frozenset[Place] = frozenset()
+    """All partitions whose records wait for a schema. The task delivers none of their records any more."""
+    asks_for_restart: bool = False
+    """True if the query must restart to read paused partitions: their schema can be read, or the task has no more records."""
     records: int = 0
     """Number of records that the task has read since its last report."""
     delay_s: float = 0.0

@@ -36,6 +36,7 @@ from delivery.stages.realtime import (
 )
 from delivery.stages.registry import base_packer, job_registry
 from delivery.stages.tasks import observer, task_context
+from delivery.webhooks.lanes import realtime_lane
 from delivery.webhooks.results.counters import Counters
 
 log = logging.getLogger(__name__)
@@ -62,10 +63,12 @@ class QueryEnd(enum.Enum):
     """With `once`: all records that were in Kafka are handled."""
     REPLAN = enum.auto()
     """The plan must change, because the mode or the number of partitions has changed."""
+    READ_AGAIN = enum.auto()
+    """Paused partitions must be read again: their schema can be read, or the query has no more records."""
     FAULT = enum.auto()
     """A task failed, was lost or stopped reporting. Its deliveries in flight may continue for a moment."""
     KAFKA_AWAY = enum.auto()
-    """Kafka, or the schema registry, did not answer."""
+    """Kafka did not answer, or with `once` the schema registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,10 @@ class RealtimeLane:
         self.micro_batch_session: SparkSession | None = None
         """The session of the lane's micro-batches, once the lane has run in micro-batches. A task of this session may end while
         attempts go on in the background of its process. So wait for these attempts after the lane has ended."""
+        self._paused: frozenset[realtime_lane.Place] = frozenset()
+        """The partitions whose records wait for a schema, as last logged."""
+        self._reads_again = False
+        """True if the last query ended because of paused partitions."""
         self._restarts = 0
         """Restarts after a fault since tasks last handled a record."""
 
@@ -123,6 +130,7 @@ class RealtimeLane:
                 raise
             if outcome in {QueryEnd.STOP, QueryEnd.DONE} or self._stop.is_set():
                 return
+            self._reads_again = outcome is QueryEnd.READ_AGAIN
             if outcome is QueryEnd.FAULT:
                 self._stop.wait(lane_context.LAST_TASKS_S)  # the tasks write their results meanwhile
             watch.wait_for(kafka_outage.AWAY if outcome is QueryEnd.KAFKA_AWAY else None)
@@ -149,6 +157,8 @@ class RealtimeLane:
         except errors.KafkaUnavailable as exc:
             log.warning(streaming_lane.WAITS_FOR_KAFKA, NAME, exc)
             return QueryEnd.KAFKA_AWAY
+        if self._reads_again:
+            start_offsets.save(self._in_batches, self._checkpoint, start)
         mode = self._mode_switch.mode if self._topics.have_slots() and not once else mode_switch.Mode.CATCHING_UP
         metrics.REALTIME_CATCHING_UP.set(mode is mode_switch.Mode.CATCHING_UP)
         host, bind = task_server.addresses(self._one_by_one.sparkContext)
@@ -242,7 +252,10 @@ class RealtimeLane:
                 return QueryEnd.STOP
             delay_s = self._collect(query, watch)
             if (fault := query.server.fault()) is not None:
-                return _outcome_after(fault)
+                log.warning(task_server.RESTARTS, NAME, fault)
+                return QueryEnd.FAULT
+            if query.server.asks_for_restart:
+                return _outcome_of_pause(once=query.once)
             if self._switches_mode(query, delay_s):
                 return QueryEnd.REPLAN
             now = time.monotonic()
@@ -269,7 +282,24 @@ class RealtimeLane:
             watch.enter(health.QueryPhase.RUNNING)
             watch.wait_for(None)  # a quiet lane reaches no new position
         watch.reach(query.server.positions)
+        self._show_paused(query.server, watch)
         return reports.delay_s
+
+    def _show_paused(self, server: task_server.TaskServer, watch: health.Watch) -> None:
+        """Log newly paused partitions, count their topics, and leave these topics out of the lag that `/healthz` judges."""
+        paused, positions = server.paused, server.positions
+        topics = {topic for topic, _ in paused}
+        metrics.PAUSED_TOPICS.labels(NAME).set(len(topics))
+        watch.pause_topics({topic: positions.get(topic, {}) for topic in topics})
+        if new := paused - self._paused:
+            log.warning(
+                "lane %s pauses these partitions (topic/number): %s. The schema registry does not give a schema of their "
+                "records; a worker's log names the schema. The records wait in Kafka, and all other partitions are delivered. "
+                "When a schema can be read, the lane restarts its query and delivers the records, if Kafka still keeps them. "
+                "Start the schema registry, or correct schema_registry.url, username, password or ca_file, and restart the job",
+                NAME, ", ".join(f"{topic}/{number}" for topic, number in sorted(new)),
+            )  # fmt: skip
+        self._paused = paused
 
     def _switches_mode(self, query: _Query, delay_s: float) -> bool:
         if (
@@ -338,7 +368,8 @@ class RealtimeLane:
             log.warning(streaming_lane.WAITS_FOR_KAFKA, NAME, streaming_lane.cause_of(text))
             return QueryEnd.KAFKA_AWAY
         if (fault := query.server.fault()) is not None:
-            return _outcome_after(fault)
+            log.warning(task_server.RESTARTS, NAME, fault)
+            return QueryEnd.FAULT
         folders = disk_space.folders(self._in_batches, self._config.spark.checkpoint)
         space = disk_space.free_space(folders) if disk_space.is_disk_full(text) else ""
         raise errors.LaneFailed(
@@ -356,10 +387,14 @@ class RealtimeLane:
             )
 
 
-def _outcome_after(fault: str) -> QueryEnd:
-    """Log the fault of a task, and return why the query ends: KAFKA_AWAY if the schema registry did not answer, else FAULT."""
-    if kafka_outage.is_schema_outage(fault):
-        log.warning(streaming_lane.WAITS_FOR_SCHEMAS, NAME, fault)
+def _outcome_of_pause(*, once: bool) -> QueryEnd:
+    """Log that the query ends because of paused partitions, and return what the lane does.
+
+    READ_AGAIN: the next query reads the paused partitions again. If their schema cannot be read yet, it delivers all other
+    partitions. With `once` KAFKA_AWAY: the lane waits until the schema registry answers.
+    """
+    if once:
+        log.warning(streaming_lane.WAITS_FOR_SCHEMAS, NAME)
         return QueryEnd.KAFKA_AWAY
-    log.warning(task_server.RESTARTS, NAME, fault)
-    return QueryEnd.FAULT
+    log.info("lane %s restarts its query, to read its paused partitions again", NAME)
+    return QueryEnd.READ_AGAIN

@@ -93,6 +93,8 @@ class RealtimeTask:
         """Guards the connection and the next report."""
         self._next: dict[Place, int] = {}
         self._records, self._delay_s = 0, 0.0
+        self._paused: frozenset[Place] = frozenset()
+        self._asks_for_restart = False
         self._ending = threading.Lock()
         self._is_ended = False
         self._over = threading.Event()
@@ -118,15 +120,16 @@ class RealtimeTask:
     def feed(self, records: Sequence[Record]) -> None:
         """Queue records for delivery. Wait while too many records or results are queued, or while the driver pauses the lane.
 
-        `records` has at least one record. A stopped task drops the records. If the task has failed, raise the error: of a
-        delivery, of a write, or of the exchange with the driver.
+        A stopped task drops the records, and every task drops those of paused partitions. If the task has failed, raise the
+        error: of a delivery, of a write, or of the exchange with the driver.
         """
-        # While the lane catches up, a chunk may have records of several partitions.
-        delay_s = self._here.now_s() - min(record.appended_at_ms for record in records) / 1000
-        with self._exchanging:
-            self._records += len(records)
-            self._delay_s = max(self._delay_s, delay_s)
-        self._lane.feed(records)
+        handled = self._lane.paused.without(records)
+        if handled:  # while the lane catches up, a chunk may have records of several partitions
+            delay_s = self._here.now_s() - min(record.appended_at_ms for record in handled) / 1000
+            with self._exchanging:
+                self._records += len(handled)
+                self._delay_s = max(self._delay_s, delay_s)
+        self._lane.feed(handled)
 
     def end(self) -> None:
         """Wait until the results of all records that were begun are written, then send the last report to the driver.
@@ -134,7 +137,8 @@ class RealtimeTask:
         Called in the task's thread after the last record, and in the reporter's thread when the driver stops the query. Does
         nothing if `give_up`, or an earlier `end`, has begun the last report. If the task has failed, raise the error: of a
         delivery, of a write, or of the exchange with the driver. Raise ChannelBroken if the driver cannot get the last report
-        of a task that has read all of its records.
+        of a task that has read all of its records. If partitions are paused, ask the driver for a restart instead of the last
+        report: if the task succeeded, Spark would commit the dropped records.
         """
         with self._ending:
             if self._is_ended:
@@ -144,6 +148,9 @@ class RealtimeTask:
             if self._lane.failure is not None:
                 raise self._lane.failure
             is_stopped = self._lane.is_over
+            if self._lane.paused.places and not is_stopped:
+                self._asks_for_restart = True
+                return
             if is_stopped:  # the process may end once the driver has the report
                 self._here.wait_until_idle(self._stop_within_s)
             self._task.finish()
@@ -152,14 +159,14 @@ class RealtimeTask:
             self._send_last_report(messages.TaskState.STOPPED if is_stopped else messages.TaskState.DONE)
 
     def await_end_of_query(self) -> None:
-        """If the task was stopped or given up, wait until Spark ends this process. Otherwise do not wait.
+        """If the task was stopped or given up, or asks for a restart, wait until Spark ends this process.
 
-        A task that was stopped or given up has dropped records. If it returned, Spark would commit these records. If it failed,
+        A task that waits has dropped records. If it returned, Spark would commit these records. If it failed,
         Spark would retry the task. So it fails, with Orphaned, only when the JVM is gone or the driver did not end the query
         in time.
         """
         deadline = time.monotonic() + self._stop_within_s + self._stopped_s
-        while self._lane.is_over:
+        while self._lane.is_over or self._asks_for_restart:
             if self.is_orphan or time.monotonic() > deadline:
                 raise errors.Orphaned
             time.sleep(LOOK_S)
@@ -206,6 +213,8 @@ class RealtimeTask:
         try:
             while not self._over.wait(REPORT_S):
                 self._require_well()
+                self._paused = self._lane.paused.places
+                self._asks_for_restart |= self._lane.paused.are_readable
                 update = self._exchange()
                 if update.is_stopping:
                     self._lane.stop()
@@ -255,6 +264,8 @@ class RealtimeTask:
             gone=gone,
             unresponsive=unresponsive,
             next_offsets=self._next,
+            paused=self._paused,
+            asks_for_restart=self._asks_for_restart,
             records=self._records,
             delay_s=self._delay_s,
         )

@@ -66,6 +66,8 @@ class StartOffsets(NamedTuple):
     """Deliveries that have ended already, although their records are at or after `next_offsets`. They must not be repeated."""
     is_first: bool = False
     """True if the lane has never read a record, and Spark has not chosen its first offsets."""
+    since_ms: int = 0
+    """A time before all receipts of records at or after `next_offsets`, in milliseconds since the epoch. 0: `is_first`."""
 
 
 def handled_up_to(at: int, runs: Iterable[HandledRange]) -> int:
@@ -122,7 +124,20 @@ def read(
         "were handled",
         moved,
     )
-    return StartOffsets(next_offsets, ended)
+    return StartOffsets(next_offsets, ended, since_ms=since_ms)
+
+
+def save(spark: SparkSession, checkpoint: str, start: StartOffsets) -> None:
+    """Commit `next_offsets` in the lane's checkpoint, if the lane has committed a micro-batch before.
+
+    Called between two queries while partitions wait for a schema. Spark commits nothing then, because a task with a paused
+    partition does not end. Without this call each restart would read all receipts since the pause began. An interrupted
+    micro-batch is made empty, because its records below `next_offsets` are handled, and the next micro-batch reads the others.
+    """
+    _, committed = recovery.newest(spark, checkpoint)
+    if committed >= 0:
+        positions = by_topic(start.next_offsets)
+        offset_log.Checkpoint(spark, checkpoint).move(positions, lambda _: positions, began_ms=start.since_ms)
 
 
 def _receipts_patiently(

@@ -123,8 +123,10 @@ class TaskServer:
         self._next = dict(next_offsets)
         self._running: dict[int, tuple[int, float]] = {}
         """By connection: the number of its task, and when it last reported."""
+        self._paused: dict[int, frozenset[Place]] = {}
+        """By connection: the paused partitions of its task."""
         self._faults: list[str] = []
-        self._has_advanced = False
+        self._has_advanced = self._asks_for_restart = False
         self._is_stopping = self._is_closed = False
         try:
             self._listener = listening.opened(bind, port, backlog=256)
@@ -190,6 +192,18 @@ class TaskServer:
             for (topic, partition), at in self._next.items():
                 positions.setdefault(topic, {})[partition] = at
         return positions
+
+    @property
+    def asks_for_restart(self) -> bool:
+        """True if a task asks for a restart of the query, to read paused partitions again."""
+        with self._lock:
+            return self._asks_for_restart
+
+    @property
+    def paused(self) -> frozenset[Place]:
+        """The partitions whose records wait for a schema, also those of tasks that have ended since."""
+        with self._lock:
+            return frozenset().union(*self._paused.values())
 
     def reach(self, offsets: Iterable[tuple[Place, int]]) -> None:
         """Record the next offset of partitions, as Spark has committed them. A smaller offset than the known one is ignored."""
@@ -273,6 +287,8 @@ class TaskServer:
     def _record(self, name: int, report: messages.TaskReport) -> None:
         with self._lock:
             self._heard = self._heard.plus(report)
+            self._paused[name] = report.paused
+            self._asks_for_restart |= report.asks_for_restart
             for place, at in report.next_offsets.items():
                 before = self._next.get(place, 0)
                 self._has_advanced |= at > before

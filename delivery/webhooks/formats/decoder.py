@@ -10,6 +10,7 @@ rejected (delivery.webhooks.routing.intake).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 import re
@@ -112,6 +113,15 @@ class Decoder:
         parsing.require_room(record, opaque.base64_bytes(value))  # an endpoint may get the value as the producer wrote it
         framed = Framed(value, frame.schema_id, _media_type(headers) or known.media_type)
         return parsing.parse(decoded, self._layout)._replace(record=record, framed=framed)
+
+    async def can_read(self, record: Record) -> bool:
+        """Return False if the schema of a record cannot be read now. Otherwise `event` can decide on the record."""
+        try:
+            with contextlib.suppress(errors.EventRejected, errors.BatchFound):
+                await self.event(record)
+        except errors.SchemaRegistryUnavailable:
+            return False
+        return True
 
     def event_now(self, record: Record) -> Event:
         """Return the event in `record`, as `event` does. Called where no event loop runs."""

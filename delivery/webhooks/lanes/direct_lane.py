@@ -5,7 +5,7 @@ Runs in the event loop of a worker. Does not know Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from delivery.model import Delivery, Event, Outcome, OutcomeKind, Record
@@ -41,9 +41,8 @@ class DirectLane:
     3. Each delivery of the record is skipped, delivered, dead-lettered or deferred to the retry lane.
 
     `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the
-    micro-batch or query, and are left out. With `pauses_partitions`, a record whose schema cannot be read now pauses its
-    partition: this record and later records of the partition are left out, and are read again later. Without
-    `pauses_partitions`, `submit` raises SchemaRegistryUnavailable for a record whose schema cannot be read now.
+    micro-batch or query, and are left out. A record whose schema cannot be read now pauses its partition: this record and later
+    records of the partition are left out, and are read again later.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class DirectLane:
         *,
         seen: seen_ids.SeenIds | None = None,
         formats: decoder.Decoder | None = None,
-        pauses_partitions: bool = False,
     ) -> None:
         self._intake = intake.Intake(
             registry,
@@ -65,12 +63,17 @@ class DirectLane:
             self._prepared,
             seen,
             formats=formats,
-            pauses_partitions=pauses_partitions,
+            pauses_partitions=True,
             keeps_batches=True,
         )
         self._dispatcher = dispatcher
         self._deferrals = deferrals
         self._ended_before = ended
+
+    @property
+    def paused(self) -> Mapping[tuple[str, int], int]:
+        """By paused partition, the offset of its first record that is left out."""
+        return self._intake.paused
 
     async def submit(self, records: Iterable[Record]) -> Results:
         """Begin to deliver `records`; return the results that exist now and that no earlier call has returned.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from delivery.model import Record
 from delivery.webhooks.clocks import driver_clock
 from delivery.webhooks.dispatching import dispatch, endpoint_memory
 from delivery.webhooks.formats import decoder
@@ -49,14 +50,9 @@ class LaneFactory:
         """The gate of the newest lane that sends requests."""
 
     def direct(
-        self,
-        registry: registries.Registry,
-        unhealthy: Unhealthy,
-        ended: completed_work.CompletedKeys,
-        *,
-        pauses_partitions: bool = False,
+        self, registry: registries.Registry, unhealthy: Unhealthy, ended: completed_work.CompletedKeys
     ) -> direct_lane.DirectLane:
-        """Return a DirectLane for one task, or for one slice of the real-time lane. DirectLane explains `pauses_partitions`."""
+        """Return a DirectLane for one task, or for one slice of the real-time lane."""
         deferrals = self._begin(unhealthy)
         return direct_lane.DirectLane(
             registry,
@@ -66,8 +62,11 @@ class LaneFactory:
             ended,
             seen=self._seen_direct,
             formats=self._formats,
-            pauses_partitions=pauses_partitions,
         )
+
+    async def can_read(self, record: Record) -> bool:
+        """Return False if the schema of a record cannot be read now."""
+        return self._formats is None or await self._formats.can_read(record)
 
     def batch(
         self, registry: registries.Registry, unhealthy: Unhealthy, ended: completed_work.CompletedKeys

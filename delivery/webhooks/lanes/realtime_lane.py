@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from delivery import errors
 from delivery.model import Record
 from delivery.webhooks.lanes import direct_lane, drain_gate
 from delivery.webhooks.results.task_results import Results
+from delivery.webhooks.routing import paused_partitions
 from delivery.webhooks.routing.intake import Receipt
 
 log = logging.getLogger(__name__)
@@ -38,15 +38,13 @@ result is in Kafka."""
 MAX_WAITING = 500
 """When this many records wait for the event loop, the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
-"""When this many SliceResults, those of some 10 s, wait to be written to Kafka, no record is read. A crash would repeat the
-deliveries of unwritten results."""
+"""When this many SliceResults, those of some 10 s, wait for Kafka, no record is read: a crash would repeat their deliveries."""
 UNFORESEEN = (
     "an unforeseen error in a task of lane realtime: the task fails, and the lane restarts its query. Nothing is lost. Send "
     "this traceback to the maintainers of the platform"
 )
 """Log message when a task fails by a fault of the platform."""
-Place = tuple[str, int]
-"""A topic and a partition."""
+Place = paused_partitions.Place
 
 
 class Slice(NamedTuple):
@@ -100,6 +98,10 @@ class RealtimeSlices:
     `begin` creates a slice, in the loop. `next_offsets` has the offset at which the task begins to read, for each partition
     where this offset is known. With this offset the first receipt also covers offsets without a record, such as the end of a
     transaction. `with_worker_state` adds the worker's own state to the results with which a slice's DirectLane finishes.
+
+    A record whose schema cannot be read now pauses its partition. This record and all later records of the partition are
+    dropped, and no receipt covers them, so the next query reads them again. All other partitions are delivered. `paused` keeps
+    the paused partitions.
     """
 
     def __init__(
@@ -108,12 +110,14 @@ class RealtimeSlices:
         begin: Callable[[], Slice],
         next_offsets: Mapping[Place, int],
         with_worker_state: Callable[[Results], Results],
+        paused: paused_partitions.PausedPartitions,
         *,
         slice_s: float = SLICE_S,
     ) -> None:
         self._loop = loop
         self._begin = begin
         self._with_worker_state = with_worker_state
+        self.paused = paused
         self._slice_s = slice_s
         self._next = dict(next_offsets)
         self._waiting: collections.deque[Record] = collections.deque()
@@ -244,33 +248,32 @@ class RealtimeSlices:
                 await self._arrived.wait()
                 self._arrived.clear()
                 await self._deliver_waiting()
-        except errors.SchemaRegistryUnavailable as away:
-            log.warning(
-                "lane realtime cannot decode a record: %s. So all topics of the lane wait. The lane's query starts again when "
-                "Kafka and the schema registry answer", away,
-            )  # fmt: skip
-            self.fail(away)
         except Exception as fault:  # a fault of ours: the task fails, and the query starts again
             log.exception(UNFORESEEN)
             self.fail(fault)
 
     async def _deliver_waiting(self) -> None:
         while self._waiting and not self._is_over:
-            chunk = [self._waiting.popleft() for _ in range(min(len(self._waiting), direct_lane.RECORDS_BETWEEN_IO))]
-            current = self._current = self._current or _OpenSlice(self._begin(), self._loop.time())
-            for record in chunk:
-                place = (record.topic, record.partition)
-                if place not in current.first_offsets:
-                    current.first_offsets[place] = self._next.get(place, record.offset)
-                self._next[place] = record.offset + 1
-            current.is_taking = True
-            try:
-                current.add(await current.slice.lane.submit(chunk))
-            finally:
-                current.is_taking = False
-            self._end_slice_if_due()  # the only moment between two chunks, while records arrive without a pause
+            arrived = [self._waiting.popleft() for _ in range(min(len(self._waiting), direct_lane.RECORDS_BETWEEN_IO))]
+            if chunk := self.paused.without(arrived):
+                await self._take(chunk)
             if len(self._waiting) < MAX_WAITING:
                 self._wake()
+
+    async def _take(self, chunk: Sequence[Record]) -> None:
+        current = self._current = self._current or _OpenSlice(self._begin(), self._loop.time())
+        for record in chunk:
+            place = (record.topic, record.partition)
+            if place not in current.first_offsets:
+                current.first_offsets[place] = self._next.get(place, record.offset)
+            self._next[place] = record.offset + 1
+        current.is_taking = True
+        try:
+            current.add(await current.slice.lane.submit(chunk))
+        finally:
+            current.is_taking = False
+        self.paused.add(chunk, current.slice.lane.paused)
+        self._end_slice_if_due()  # the only moment between two chunks, while records arrive without a pause
 
     async def _check(self) -> None:
         try:
@@ -378,3 +381,4 @@ class RealtimeSlices:
     def _end(self) -> None:
         self._running.cancel()
         self._checking.cancel()
+        self.paused.close()

@@ -23,7 +23,7 @@ from delivery.webhooks.lanes import (
 )
 from delivery.webhooks.results import background_results, completed_work
 from delivery.webhooks.results.task_results import Results
-from delivery.webhooks.routing import registries
+from delivery.webhooks.routing import paused_partitions, registries
 from delivery.webhooks.scheduling.unhealthy import NONE_UNHEALTHY, Unhealthy
 from delivery.webhooks.state import chunking
 
@@ -85,9 +85,7 @@ class Worker:
         run of the micro-batch, and are left out. Called in the task's thread, by one task at a time. Attempts continue while
         the task reads the next records.
         """
-        lane = self._thread.call(
-            lambda: self._lanes.direct(self._state.registry_from(source), unhealthy, ended, pauses_partitions=True)
-        )
+        lane = self._thread.call(lambda: self._lanes.direct(self._state.registry_from(source), unhealthy, ended))
         yield from self._driver(lane).results(batches)
 
     def realtime(
@@ -109,7 +107,8 @@ class Worker:
             lane = self._lanes.direct(self._state.follow(registry()), Unhealthy(suppressed, {}), ended)
             return realtime_lane.Slice(lane, self._lanes.gate)
 
-        return realtime_lane.RealtimeSlices(self._thread.loop, begin, next_offsets, self._state.complete)
+        paused = paused_partitions.PausedPartitions(self._lanes.can_read)
+        return realtime_lane.RealtimeSlices(self._thread.loop, begin, next_offsets, self._state.complete, paused)
 
     def call_in_loop(self, change: Callable[[], None]) -> None:
         """Schedule a call of `change` in the event loop. Called in any thread."""

@@ -1,5 +1,6 @@
 """The messages and outcomes of the real-time lane after a fault of a task."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,16 +12,37 @@ from delivery.stages.lanes import session
 from delivery.stages.realtime import realtime_query
 
 
-def test_a_task_without_a_schema_makes_the_lane_wait_for_the_registry(caplog):
-    """The log said that the lane restarts, and advised to check the memory of the workers."""
-    outcome = realtime_query._outcome_after("task 3 failed: SchemaRegistryUnavailable: http://schemas:8081 does not answer")
-    assert outcome is realtime_query.QueryEnd.KAFKA_AWAY
-    assert "lane realtime waits for the schema registry (task 3 failed: " in caplog.text
-    assert "restarts its query" not in caplog.text
+@pytest.fixture
+def watch_of(monkeypatch):
+    """Return the QueryEnd with which a lane watches a query with this TaskServer."""
+
+    def watched(*, once=False, **server):
+        lane = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)
+        lane._stop = threading.Event()
+        monkeypatch.setattr(lane, "_collect", lambda *_: 0.0)
+        query = SimpleNamespace(
+            streaming_query=SimpleNamespace(isActive=True),
+            server=SimpleNamespace(**{"fault": lambda: None, "asks_for_restart": False} | server),
+            once=once,
+        )
+        return lane._watch(query, None)
+
+    return watched
 
 
-def test_any_other_fault_restarts_the_query_and_says_where_to_look(caplog):
-    assert realtime_query._outcome_after("task 3 failed: ValueError: x") is realtime_query.QueryEnd.FAULT
+def test_paused_partitions_are_read_again_by_the_next_query(watch_of, caplog):
+    caplog.set_level("INFO")
+    assert watch_of(asks_for_restart=True) is realtime_query.QueryEnd.READ_AGAIN
+    assert "lane realtime restarts its query, to read its paused partitions again" in caplog.text
+
+
+def test_a_lane_run_once_waits_for_the_schema_registry(watch_of, caplog):
+    assert watch_of(asks_for_restart=True, once=True) is realtime_query.QueryEnd.KAFKA_AWAY
+    assert "lane realtime waits for the schema registry" in caplog.text
+
+
+def test_a_fault_restarts_the_query_and_says_where_to_look(watch_of, caplog):
+    assert watch_of(fault=lambda: "task 3 failed: ValueError: x") is realtime_query.QueryEnd.FAULT
     assert "restarts its query at the first unconfirmed record" in caplog.text
     assert ", because task 3 failed: ValueError: x." in caplog.text
     assert "its traceback in the worker's log" in caplog.text
@@ -34,14 +56,14 @@ def test_a_lane_that_restarts_in_vain_names_the_fault():
         vain._count_restart("task 3 has not reported for 10 s")
 
 
-def test_other_tasks_end_their_deliveries_when_one_has_no_schema():
+def test_tasks_end_their_deliveries_when_one_waits_for_a_schema():
     """Regression: after the fault of one task nothing waited for the others, and Spark aborted their deliveries."""
     running = iter([2, 1, 0])
     calls = []
 
     class Server:
         stop_tasks = staticmethod(lambda: calls.append("stop"))
-        fault = staticmethod(lambda: "task 3 failed: SchemaRegistryUnavailable: x")
+        fault = staticmethod(lambda: None)
         running_tasks = property(lambda _: next(running))
 
     stopping = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)

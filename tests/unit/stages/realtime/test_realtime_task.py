@@ -1,7 +1,9 @@
 """A stopped or paused real-time task writes no receipt for records that it has not delivered, and starts no delivery."""
 
 import base64
+import functools
 import signal
+import threading
 import time
 import uuid
 
@@ -12,9 +14,11 @@ import pytest
 from delivery import errors
 from delivery.config import plan_builder, settings
 from delivery.registry_model import SubscriptionStatus
-from delivery.stages.realtime import deliver_realtime, messages, task_server
+from delivery.stages.realtime import deliver_realtime, messages, realtime_task, task_server
 from delivery.stages.tasks import deliver_events, task_context
-from delivery.webhooks.lanes import realtime_lane
+from delivery.webhooks.events import parsing
+from delivery.webhooks.formats import decoder
+from delivery.webhooks.routing import paused_partitions
 from delivery.webhooks.state import pickling
 from tests.support import builders
 from tests.support.waiting import assert_becomes
@@ -61,7 +65,7 @@ class TaskDriver:
         is_paused = self._paused.pop(0) if self._paused else False
         return messages.DriverUpdate(base_id=self._base_id, base=base if is_new else None, is_paused=is_paused)
 
-    def run(self, batches, config=CONFIG):
+    def run(self, batches, config=CONFIG, stopped_s=0.0):
         tools = task_context.Tools(
             plan=plan_builder.of_realtime(config),
             observe=lambda _: None,
@@ -69,7 +73,7 @@ class TaskDriver:
             write_events=lambda records: self.writing.story.extend(event.value for event in records) or {},
         )
         address = self.server.address
-        return deliver_realtime.DeliverRealtime(tools=tools, driver=address, stop_within_s=0, stopped_s=0.0)(batches)
+        return deliver_realtime.DeliverRealtime(tools=tools, driver=address, stop_within_s=0, stopped_s=stopped_s)(batches)
 
 
 @pytest.fixture
@@ -86,10 +90,12 @@ def start_driver():
         driver.server.close()
 
 
-def batch(*offsets, appended_at_ms=(0,)):
+def batch(*offsets, appended_at_ms=(0,), partition=0):
     rows = []
     for offset, at_ms in zip(offsets, appended_at_ms, strict=True):
-        record = builders.record(offset=offset, value=b'{"tenant_id": "t1", "id": "e1"}', appended_at_ms=at_ms)
+        record = builders.record(
+            offset=offset, partition=partition, value=b'{"tenant_id": "t1", "id": "e1"}', appended_at_ms=at_ms
+        )
         rows.append({name: getattr(record, name) for name in deliver_events.COLUMNS[:-1]} | {"headers": None})
     return pa.RecordBatch.from_pylist(rows)
 
@@ -141,21 +147,68 @@ def test_a_task_that_begins_after_the_stop_never_ends_well(start_driver):
     assert task_driver.writing.receipts == []
 
 
-@pytest.mark.parametrize("call", ["feed", "finish"])
-def test_a_task_without_a_schema_waits_for_the_end_of_its_query(start_driver, monkeypatch, call):
-    """Regression: it failed at once, Spark's next tries failed too, and Spark aborted the deliveries of the other tasks."""
-    away = errors.SchemaRegistryUnavailable("http://schemas:8081 does not answer")
+class Refusing:
+    """A decoder of a worker: records of one partition need a schema that cannot be read, until `is_readable`."""
 
-    def fail(lane, *_):
-        lane.fail(away)
-        raise away
+    is_readable = False
 
-    monkeypatch.setattr(realtime_lane.RealtimeSlices, call, fail)
+    async def event(self, record):
+        if record.partition == 1 and not self.is_readable:
+            raise errors.SchemaRegistryUnavailable("http://schemas:8081 does not answer")
+        return parsing.parse(record, parsing.Layout())
+
+    async def can_read(self, record):
+        return record.partition != 1 or self.is_readable
+
+
+@pytest.fixture
+def start_refusing(start_driver, monkeypatch):
+    """Return a function that runs a task whose worker has a new Refusing, until the driver has stopped the query."""
+    formats, is_ended = Refusing(), threading.Event()
+    quick = functools.partial(paused_partitions.PausedPartitions, ask_s=0.001)
+    monkeypatch.setattr(paused_partitions, "PausedPartitions", quick)
+    monkeypatch.setattr(decoder, "decoder_of", lambda *_: formats)
+    monkeypatch.setattr(realtime_task.RealtimeTask, "is_orphan", property(lambda _: is_ended.is_set()))
     task_driver = start_driver()
-    with pytest.raises(errors.Orphaned):  # the query did not end in time
-        task_driver.run([batch(0)])
-    assert_becomes(task_driver.server.fault, "task 0 failed: SchemaRegistryUnavailable: http://schemas:8081 does not answer")
-    assert task_driver.writing.receipts == []
+
+    def stop_when_asked():
+        assert_becomes(lambda: task_driver.server.asks_for_restart, True)
+        task_driver.server.stop_tasks()
+        assert_becomes(lambda: task_driver.server.running_tasks, 0)
+        is_ended.set()
+
+    def run(batches):
+        stopping = threading.Thread(target=stop_when_asked)
+        stopping.start()
+        of_no_other_worker = settings.Settings(source=settings.SourceSettings(topic_prefix=uuid.uuid4().hex))
+        with pytest.raises(errors.Orphaned):
+            task_driver.run(batches(formats, task_driver.server), of_no_other_worker, stopped_s=60)
+        stopping.join()
+        return task_driver
+
+    return run
+
+
+def test_a_task_with_a_paused_partition_asks_for_a_restart_at_its_end(start_refusing):
+    """Regression: it failed, and all other partitions waited until the schema registry answered.
+
+    It must not end well either: Spark would commit the records that it has dropped.
+    """
+    task_driver = start_refusing(lambda *_: [batch(0, partition=1), batch(0), batch(1, partition=1), batch(1)])
+    assert task_driver.server.paused == {("events.order.created", 1)}
+    assert (task_driver.writing.receipts, task_driver.server.fault()) == ([(0, 1)], None)
+
+
+def test_a_task_asks_for_a_restart_when_a_schema_can_be_read(start_refusing):
+    def batches(formats, server):
+        yield batch(0, partition=1)
+        assert_becomes(lambda: server.paused, {("events.order.created", 1)})
+        assert not server.asks_for_restart
+        formats.is_readable = True
+        assert_becomes(lambda: server.running_tasks, 0)
+
+    task_driver = start_refusing(batches)
+    assert (task_driver.writing.receipts, task_driver.server.fault()) == ([], None)
 
 
 def test_a_task_begins_nothing_until_its_lane_is_resumed(start_driver):

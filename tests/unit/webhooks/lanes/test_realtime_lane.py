@@ -8,12 +8,14 @@ import threading
 import orjson
 import pytest
 
+from delivery import errors
 from delivery.webhooks.events import parsing
 from delivery.webhooks.lanes import direct_lane, drain_gate, realtime_lane
 from delivery.webhooks.policy import backoff
-from delivery.webhooks.routing import registries
+from delivery.webhooks.routing import paused_partitions, registries
 from tests.support import builders, fakes
 from tests.support.dispatching import fast_lane
+from tests.support.waiting import assert_becomes
 
 
 class Answering:
@@ -56,6 +58,19 @@ class Formats:
         return parsing.parse(record, parsing.Layout())
 
 
+class Refusing:
+    """A decoder that cannot read the schema of records of one topic until the test allows it."""
+
+    def __init__(self, topic):
+        self.may_decode = threading.Event()
+        self._topic = topic
+
+    async def event(self, record):
+        if record.topic == self._topic and not self.may_decode.is_set():
+            raise errors.SchemaRegistryUnavailable("the schema is refused")
+        return parsing.parse(record, parsing.Layout())
+
+
 class Lane:
     """A lane with a registry of one endpoint."""
 
@@ -68,7 +83,15 @@ class Lane:
             "base", builders.snapshot(builders.endpoint(), builders.subscription(event_type="*"))
         )
         self.begun = 0
-        self.itself = realtime_lane.RealtimeSlices(loop, self._begin, next_offsets or {}, complete, slice_s=slice_s)
+        paused = paused_partitions.PausedPartitions(self._can_read, ask_s=0.001)
+        self.itself = realtime_lane.RealtimeSlices(loop, self._begin, next_offsets or {}, complete, paused, slice_s=slice_s)
+
+    async def _can_read(self, record):
+        try:
+            await self._formats.event(record)
+        except errors.SchemaRegistryUnavailable:
+            return False
+        return True
 
     def _begin(self):
         self.begun += 1
@@ -130,6 +153,25 @@ def test_a_new_registry_ends_the_slice_at_once(loop):
     lane.itself.end_slice()
     assert lane.taken(1)[1] == [(7, 7, 1, 1)]
     lane.itself.finish()
+
+
+def test_a_partition_waits_for_its_schema_and_no_other_does(loop):
+    """Regression: the whole real-time lane waited, and restarted its query each few seconds."""
+    formats = Refusing("events.framed")
+    lane = Lane(loop, formats=formats, slice_s=1e9)
+    lane.feed(3, 4, topic="events.framed")
+    lane.feed(7)
+    assert_becomes(lambda: lane.itself.paused.places, {("events.framed", 0)})
+    lane.feed(5, topic="events.framed")
+    lane.feed(8)
+    assert not lane.itself.paused.are_readable
+    formats.may_decode.set()
+    assert_becomes(lambda: lane.itself.paused.are_readable, True)
+    lane.feed(6, topic="events.framed")  # dropped too: the records before it were not delivered
+    lane.itself.finish()
+    outcomes, receipts = lane.taken(1)
+    assert [outcome.delivery.event.record.offset for outcome in outcomes] == [7, 8]
+    assert receipts == [(7, 8, 2, 2)]
 
 
 @pytest.mark.parametrize("end", ["slice", "task"])
