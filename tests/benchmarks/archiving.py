@@ -82,7 +82,7 @@ def main(entries: int) -> None:
         began = time.process_time()
         for _ in range(times):
             for message in read:
-                attempts += len(archiver._taken(message, now).attempts)  # type: ignore[arg-type]  # as much of one as is asked
+                attempts += len(archiver._archived_record(message, now).attempts)
         taken_s.append(time.process_time() - began)
     per_round = attempts / ROUNDS
     took_s = statistics.median(taken_s)

@@ -81,7 +81,7 @@ def main() -> None:
                 time.sleep(asked.warm_up)
                 meters = {"serve": serve.meter, "postgres": usage.Meter(server.pid)}
                 before = {of: meter.read() for of, meter in meters.items()}
-                pollers.begin_anew()
+                pollers.reset()
                 time.sleep(asked.seconds)
                 spent = {of: meter.read().since(before[of]) for of, meter in meters.items()}
                 report = pollers.report()
