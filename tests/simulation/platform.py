@@ -70,6 +70,8 @@ class Platform:
         self.topics: dict[str, list[bytes]] = {"attempts": [], "dead_letters": [], "rejected": [], "retries": []}
         self._retries_at_ms: list[int] = []
         """When each record of the retries topic was appended."""
+        self.oldest_read_ms: dict[str, int] = {}
+        """By endpoint, when its oldest record was appended of those that the present micro-batch of the retry lane has read."""
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
         self._unhealthy = unhealthy_endpoints.UnhealthyEndpoints(worker.ATTEMPT_S, asyncio.get_running_loop().time)
         self.network_health = outage_detection.NetworkHealth()
@@ -143,8 +145,11 @@ class Platform:
             arrived: list[list[bytes]] = [[] for _ in self.shards]
             first, end = self._committed["retry"], begun["retries"]
             end = end if self._max_retry_records is None else min(end, first + self._max_retry_records)
-            for written in self.topics["retries"][first:end]:
-                arrived[segment.shard_of(retry_messages.message(written).endpoint_id, shards.COUNT)].append(written)
+            self.oldest_read_ms = {}
+            for written, appended_ms in zip(self.topics["retries"][first:end], self._retries_at_ms[first:end], strict=True):
+                endpoint_id = retry_messages.message(written).endpoint_id
+                self.oldest_read_ms.setdefault(endpoint_id, appended_ms)
+                arrived[segment.shard_of(endpoint_id, shards.COUNT)].append(written)
             at_ms = virtual.now_ms()
             behind_ms = at_ms - self._retries_at_ms[end - 1] if end > first else 0
             self.most_behind_ms = max(self.most_behind_ms, behind_ms)
