@@ -75,8 +75,12 @@ def for_reading(kafka: KafkaSettings) -> dict[str, str | int | float | bool]:
 
     Both must agree on whether records of open and aborted transactions count. Spark's source reads them by default.
     """
-    isolation = _revealed(kafka.spark_options).get("isolation.level", "read_uncommitted")
-    return for_librdkafka(kafka) | {"isolation.level": isolation}
+    return for_librdkafka(kafka) | {"isolation.level": isolation_level(kafka)}
+
+
+def isolation_level(kafka: KafkaSettings) -> str:
+    """Return `read_committed` if Spark's Kafka source leaves out records of aborted transactions, else `read_uncommitted`."""
+    return _revealed(kafka.spark_options).get("isolation.level", "read_uncommitted")
 
 
 def admin(kafka: KafkaSettings) -> AdminClient:
@@ -85,13 +89,13 @@ def admin(kafka: KafkaSettings) -> AdminClient:
         return AdminClient(for_librdkafka(kafka))
 
 
-def consumer(kafka: KafkaSettings, own: Mapping[str, Any]) -> confluent_kafka.Consumer:
+def consumer(kafka: KafkaSettings, own: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> confluent_kafka.Consumer:
     """Return a new client that reads. Raise SettingsError if librdkafka refuses an option.
 
-    `own` has further options, which `kafka.librdkafka_options` may replace.
+    `own` and `fixed` have further options. `kafka.librdkafka_options` may replace those of `own`, but not those of `fixed`.
     """
     with _translated(kafka):
-        return confluent_kafka.Consumer({**own, **for_librdkafka(kafka)})
+        return confluent_kafka.Consumer({**own, **for_librdkafka(kafka), **(fixed or {})})
 
 
 def producer(kafka: KafkaSettings, own: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> confluent_kafka.Producer:

@@ -1,7 +1,7 @@
 """Read the records that topics have now, up to the ends that they had when `Scanner.extents` was called.
 
-Runs in `fanout` commands, in `fanout archive` and in the load tests. Reads the same records as Spark, including those of
-aborted transactions.
+Runs in `fanout` commands, in `fanout archive` and in the load tests. Reads the same records as the lanes. These include records
+of aborted transactions, except with `isolation.level = read_committed` in `kafka.spark_options`.
 """
 
 from __future__ import annotations
@@ -65,14 +65,13 @@ class Scanner:
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",  # by default the client would skip to the partition's end, and report nothing
-            "isolation.level": "read_uncommitted",
             # The next call of `messages` must not wait until the broker answers the last fetch of the call before.
             "fetch.wait.max.ms": 5,
             "fetch.queue.backoff.ms": 5,  # pause after the queue was full; by default a second
             "queued.max.messages.kbytes": 32
             * 1024,  # for all partitions together, so that memory does not grow with the topics
         }
-        self._consumer = kafka_clients.consumer(kafka, own)
+        self._consumer = kafka_clients.consumer(kafka, own, {"isolation.level": kafka_clients.isolation_level(kafka)})
 
     def names(self) -> list[str]:
         """Return the names of all topics that the login may describe, sorted."""

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # public, but missing in the stubs
 
 from delivery.config import kafka_clients, lane_areas, settings
@@ -52,7 +52,7 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
             admin = admin or kafka_clients.admin(config.kafka)
             paused = lane_watch.paused_topics
             known = {**positions, **paused}
-            waiting = by_topic(known, _ends(admin, known))
+            waiting = by_topic(known, _ends(admin, known, kafka_clients.isolation_level(config.kafka)))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
             log.warning(
                 "the lag of `%s`, a lane or the archive, could not be read from Kafka (%s). The lane or the archive continues "
@@ -102,14 +102,18 @@ def handled_between(before: health.Positions, now: health.Positions) -> int:
     )
 
 
-def _ends(admin: AdminClient, positions: health.Positions) -> health.Positions:
-    """Return the end offset of each partition in `positions`; raise KafkaException if Kafka does not answer, or refuses."""
+def _ends(admin: AdminClient, positions: health.Positions, isolation_level: str) -> health.Positions:
+    """Return the end offset of each partition in `positions`; raise KafkaException if Kafka does not answer, or refuses.
+
+    With the isolation level `read_committed`, a partition ends where its first open transaction begins.
+    """
     if not positions:
         kafka_clients.require_answer(admin, within_s=TIMEOUT_S)
         return {}
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     asked = {TopicPartition(topic, number): latest for topic, numbers in positions.items() for number in numbers}
     ends: dict[str, dict[int, int]] = {topic: {} for topic in positions}
-    for partition, answer in admin.list_offsets(asked, request_timeout=TIMEOUT_S).items():
+    level = IsolationLevel[isolation_level.upper()]
+    for partition, answer in admin.list_offsets(asked, isolation_level=level, request_timeout=TIMEOUT_S).items():
         ends[partition.topic][partition.partition] = answer.result().offset
     return ends
