@@ -69,13 +69,13 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
         if moves and not is_dry:
             with connect.connect(config.database) as connection, connect.translated_errors():
                 audit_entries.note_many(connection, list(map(_entry, found)))
-            # The real-time lane reads its receipts from this time on. Earlier ones name offsets that now have other records.
-            after_receipts_ms = round(time.time() * 1000) + completed_reader.SLACK_MS
+            # The lanes read receipts and results from this time on. Earlier ones name offsets that now have other records.
+            after_results_ms = round(time.time() * 1000) + completed_reader.SLACK_MS
             for move in moves:
                 move.checkpoint.move(
                     move.positions,
                     functools.partial(losses.clamped, held=move.held),
-                    began_ms=after_receipts_ms if move.goes_back else None,
+                    began_ms=after_results_ms if move.goes_back else None,
                 )
         return found
 

@@ -94,7 +94,8 @@ class Checkpoint:
     def move(self, positions: Positions, limited: Callable[[Positions], Positions], *, began_ms: int | None = None) -> None:
         """Make the lane continue from `positions`. `limited` maps the end offsets of an interrupted micro-batch to new ones.
 
-        `began_ms` becomes the start time of the committed micro-batch, in milliseconds since the epoch. None: the time stays.
+        `began_ms` becomes the start time of the committed micro-batch and of the interrupted one, in milliseconds since the
+        epoch. Results and receipts from before this time then count for no record. None: the times stay.
         If a partition has a position and no end offset, the micro-batch reads nothing of the partition. Called only if the lane
         has committed a micro-batch.
         """
@@ -102,7 +103,7 @@ class Checkpoint:
             ends = limited(self._read(self._begun))
             # Spark refuses to run a micro-batch whose end offsets lack a partition of its start offsets.
             topics = positions.keys() | ends.keys()
-            self._write(self._begun, {topic: positions.get(topic, {}) | ends.get(topic, {}) for topic in topics})
+            self._write(self._begun, {topic: positions.get(topic, {}) | ends.get(topic, {}) for topic in topics}, began_ms)
         self._write(self._committed, positions, began_ms)
 
     def has_whole_ends(self, reads: Callable[[str], bool]) -> bool:

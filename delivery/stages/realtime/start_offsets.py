@@ -113,12 +113,15 @@ def read(
     runs, newest_ms = _receipts_patiently(asked, is_read, bounds)
     next_offsets = {place: handled_up_to(at, runs.get(place, ())) for place, at in begun.positions.items()}
     moved = sum(next_offsets.values()) - sum(begun.positions.values())
+    are_recreated = False
     if newer := {place: found for place, found in runs.items() if place not in begun.positions}:
-        next_offsets |= _starts_of_newer(asked, newer, bounds.reads)
+        starts, are_recreated = _starts_of_newer(asked, newer, bounds.reads)
+        next_offsets |= starts
     # Results beyond the receipts were written in the last seconds of the previous query. SLACK_MS covers these seconds.
     since_ms = max(begun.since_ms, newest_ms)
     rows = completed_reader.CompletedWork(client=asked.client, topics=asked.topics, since_ms=since_ms)
-    ended = completed_reader.read(rows, bounds.reads)
+    # Results of a deleted topic name the offsets of the new topic with its name, whose records were not delivered.
+    ended = frozenset[Key]() if are_recreated else completed_reader.read(rows, bounds.reads)
     log.info(
         "lane realtime leaves out %d offsets after its last commit: its offset receipts say that the records at these offsets "
         "were handled",
@@ -208,8 +211,10 @@ def _add_receipt(receipt: OffsetReceipt, of: Callable[[str], bool], runs: dict[P
 
 def _starts_of_newer(
     asked: completed_reader.CompletedWork, runs: Mapping[Place, list[HandledRange]], bounds: completed_reader.ReadBounds
-) -> dict[Place, int]:
-    """Return the first offset to deliver in each partition in `runs`. No commit names these partitions: they are new.
+) -> tuple[dict[Place, int], bool]:
+    """Return the first offset to deliver in each partition in `runs`, and True if case 1 holds for one of them.
+
+    No commit names these partitions: they are new.
 
     Spark starts a new partition at the first record that Kafka still has. The receipts in `runs` move this start forward, with
     two exceptions:
@@ -228,6 +233,7 @@ def _starts_of_newer(
     # Uncommitted, as Spark reads: of an open transaction, too, records may have been delivered.
     own = {"group.id": "fanout-journal", "isolation.level": "read_uncommitted"}
     starts: dict[Place, int] = {}
+    are_recreated = False
     with contextlib.closing(confluent_kafka.Consumer({**own, **asked.client})) as consumer:
         for (topic, number), found in runs.items():
             try:
@@ -244,12 +250,13 @@ def _starts_of_newer(
                 starts[topic, number] = handled_up_to(first, found)
                 continue
             starts[topic, number] = first
+            are_recreated = True
             log.warning(
                 "%s:%d ends before the offsets of its receipts, so its topic was deleted and created again, or its newest "
                 "records were lost. Lane realtime delivers it from its first record. If nobody meant this, find out who "
                 "deleted the topic, or which broker lost records", topic, number,
             )  # fmt: skip
-    return starts
+    return starts, are_recreated
 
 
 INITIAL_POSITIONS_FILE = "realtime-begins.json"

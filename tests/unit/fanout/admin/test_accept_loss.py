@@ -139,10 +139,12 @@ def test_a_position_that_goes_back_makes_earlier_receipts_void(files, monkeypatc
     files["/c/direct/offsets/7"] = f'v1\n{{"batchTimestampMs":1,"batchWatermarkMs":0}}\n{{"{TOPIC}":{{"0":{position}}}}}'
     monkeypatch.setattr(connect, "connect", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(audit_entries, "note_many", lambda *_: None)
+    files["/c/direct/offsets/8"] = files["/c/direct/offsets/7"]
+    monkeypatch.setattr(recovery, "newest", lambda *_: (8, 7))
     before_ms = time.time() * 1000
     accept_loss.accept(CONFIG, None, ["direct"], is_dry=False)
-    _, metadata, positions = files["/c/direct/offsets/7"].splitlines()
-    assert json.loads(positions)[TOPIC] == {"0": 4}
-    began_ms = json.loads(metadata)["batchTimestampMs"]
-    assert (began_ms - completed_reader.SLACK_MS >= int(before_ms)) is is_set
-    assert is_set or began_ms == 1
+    assert json.loads(files["/c/direct/offsets/7"].splitlines()[2])[TOPIC] == {"0": 4}
+    for number in (7, 8):  # the interrupted micro-batch too: its log of completed work named the old records
+        began_ms = json.loads(files[f"/c/direct/offsets/{number}"].splitlines()[1])["batchTimestampMs"]
+        assert (began_ms - completed_reader.SLACK_MS >= int(before_ms)) is is_set
+        assert is_set or began_ms == 1
