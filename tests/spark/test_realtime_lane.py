@@ -114,7 +114,9 @@ def test_the_warning_of_old_records_names_clocks_of_producers(lane_of, caplog):
     """Regression: the only advice was more CPU, which does not help where a producer's clock is slow."""
     made = lane_of("127.0.0.1:1")
     made._mode_switch = mode_switch.ModeSwitch(since=0.0, differs_since=0.0)
-    assert made._switches_mode(types.SimpleNamespace(once=False, mode=mode_switch.Mode.REALTIME), 6.0)
+    server = types.SimpleNamespace(paused=frozenset())
+    query = types.SimpleNamespace(once=False, mode=mode_switch.Mode.REALTIME, server=server)
+    assert made._switches_mode(query, 6.0)
     assert "records that are 6 s old by their time in Kafka" in caplog.text
     assert "message.timestamp.type=LogAppendTime" in caplog.text
 
@@ -154,7 +156,8 @@ def test_attempts_that_outlive_a_micro_batch_are_awaited_at_the_end(topic, lane_
     url, may_answer = slow_receiver
     open_guard = {"allow_networks": ["127.0.0.0/8"], "allow_http": True, "allow_ports": []}
     names = {name: f"{name}-{uuid.uuid4().hex}" for name in ("attempts_topic", "retries_topic")}
-    made = lane_of(topic.kafka.bootstrap_servers, topic.name, **names, **open_guard)
+    patient = {"attempt_timeout_s": 30, "stop_within_s": 60}  # on a busy machine the attempt ended before it was awaited
+    made = lane_of(topic.kafka.bootstrap_servers, topic.name, **names, **open_guard, **patient)
     topics.ensure_all(made._config)
     topic.publish(b'{"tenant_id": "t1", "id": "e1"}')
     base = builders.snapshot(builders.endpoint(url=url), builders.subscription(event_type="*"))

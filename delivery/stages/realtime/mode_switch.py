@@ -55,8 +55,8 @@ class ModeSwitch:
     def observe(self, delay_s: float, behind_s: float, now: float) -> ModeSwitch:
         """Return the state after one more observation: the mode may have changed.
 
-        Called at each poll of the tasks' reports. Not called with `fanout run --once`, nor while the lane is paused or has too
-        few task slots.
+        Called at each poll of the tasks' reports. Not called with `fanout run --once`, nor while the lane is paused, has paused
+        partitions or has too few task slots.
 
         `delay_s` is the age of the oldest record read since the last call, by the records' times in Kafka. With `CreateTime`
         these are the producers' clocks, so one producer with a slow clock looks like a lane that is behind. 0: no record was
@@ -75,6 +75,10 @@ class ModeSwitch:
         if now - since < FOR_S or (is_catching_up and now - self.since < self.least_s):
             return dataclasses.replace(judged, differs_since=since)
         if is_catching_up:
-            return ModeSwitch(mode=Mode.REALTIME, since=now, least_s=self.least_s)
+            return self.in_real_time(now)
         has_lasted = now - self.since > LASTED_S
         return ModeSwitch(mode=Mode.CATCHING_UP, since=now, least_s=LEAST_S if has_lasted else min(2 * self.least_s, MOST_S))
+
+    def in_real_time(self, now: float) -> ModeSwitch:
+        """Return the state after the lane has entered real time at `now`, whatever the age of its records."""
+        return ModeSwitch(mode=Mode.REALTIME, since=now, least_s=self.least_s)

@@ -37,6 +37,7 @@ from delivery.stages.realtime import (
 from delivery.stages.registry import base_packer, job_registry
 from delivery.stages.tasks import observer, task_context
 from delivery.webhooks.lanes import realtime_lane
+from delivery.webhooks.results import completed_work
 from delivery.webhooks.results.counters import Counters
 
 log = logging.getLogger(__name__)
@@ -106,9 +107,11 @@ class RealtimeLane:
         """The session of the lane's micro-batches, once the lane has run in micro-batches. A task of this session may end while
         attempts go on in the background of its process. So wait for these attempts after the lane has ended."""
         self._paused: frozenset[realtime_lane.Place] = frozenset()
-        """The partitions whose records wait for a schema, as last logged."""
+        """The paused partitions that were logged: those at the end of the last query, and those of the present one."""
         self._reads_again = False
         """True if the last query ended because of paused partitions."""
+        self._ended: frozenset[completed_work.Key] = frozenset()
+        """`StartOffsets.ended` of the last query that started for another reason than paused partitions."""
         self._restarts = 0
         """Restarts after a fault since tasks last handled a record."""
 
@@ -131,6 +134,8 @@ class RealtimeLane:
             if outcome in {QueryEnd.STOP, QueryEnd.DONE} or self._stop.is_set():
                 return
             self._reads_again = outcome is QueryEnd.READ_AGAIN
+            if self._reads_again:  # in micro-batches, the backlog of a paused partition would delay all others
+                self._mode_switch = self._mode_switch.in_real_time(time.monotonic())
             if outcome is QueryEnd.FAULT:
                 self._stop.wait(lane_context.LAST_TASKS_S)  # the tasks write their results meanwhile
             watch.wait_for(kafka_outage.AWAY if outcome is QueryEnd.KAFKA_AWAY else None)
@@ -159,6 +164,9 @@ class RealtimeLane:
             return QueryEnd.KAFKA_AWAY
         if self._reads_again:
             start_offsets.save(self._in_batches, self._checkpoint, start)
+            start = start._replace(ended=start.ended | self._ended)  # what a paused partition has delivered is still needed
+        else:
+            self._ended = start.ended
         mode = self._mode_switch.mode if self._topics.have_slots() and not once else mode_switch.Mode.CATCHING_UP
         metrics.REALTIME_CATCHING_UP.set(mode is mode_switch.Mode.CATCHING_UP)
         host, bind = task_server.addresses(self._one_by_one.sparkContext)
@@ -173,6 +181,7 @@ class RealtimeLane:
             finally:
                 self._end(query.streaming_query)
                 self._collect(query, watch)
+                self._paused = server.paused
         finally:
             server.close()
         if outcome is QueryEnd.FAULT:
@@ -292,23 +301,18 @@ class RealtimeLane:
         metrics.PAUSED_TOPICS.labels(NAME).set(len(topics))
         watch.pause_topics({topic: positions.get(topic, {}) for topic in topics})
         if new := paused - self._paused:
-            log.warning(
-                "lane %s pauses these partitions (topic/number): %s. The schema registry does not give a schema of their "
-                "records; a worker's log names the schema. The records wait in Kafka, and all other partitions are delivered. "
-                "When a schema can be read, the lane restarts its query and delivers the records, if Kafka still keeps them. "
-                "Start the schema registry, or correct schema_registry.url, username, password or ca_file, and restart the job",
-                NAME, ", ".join(f"{topic}/{number}" for topic, number in sorted(new)),
-            )  # fmt: skip
-        self._paused = paused
+            log.warning(task_server.PAUSES, NAME, ", ".join(f"{topic}/{number}" for topic, number in sorted(new)))
+        self._paused |= paused
 
     def _switches_mode(self, query: _Query, delay_s: float) -> bool:
         if (
             query.once
+            or query.server.paused
             or not self._topics.have_slots()
             or self._registry.pause_reason() is not None
             or self._context.network.is_paused
         ):
-            return False  # with `once` or too few slots the mode is fixed, and a pause makes the records old
+            return False  # with `once`, paused partitions or too few slots the mode is fixed; a pause makes the records old
         before = self._mode_switch
         self._mode_switch = before.observe(delay_s, self._config.realtime.behind_after_s, time.monotonic())
         if self._mode_switch.mode is query.mode:
@@ -388,11 +392,7 @@ class RealtimeLane:
 
 
 def _outcome_of_pause(*, once: bool) -> QueryEnd:
-    """Log that the query ends because of paused partitions, and return what the lane does.
-
-    READ_AGAIN: the next query reads the paused partitions again. If their schema cannot be read yet, it delivers all other
-    partitions. With `once` KAFKA_AWAY: the lane waits until the schema registry answers.
-    """
+    """Log that the query ends because of paused partitions; return READ_AGAIN, or with `once` KAFKA_AWAY."""
     if once:
         log.warning(streaming_lane.WAITS_FOR_SCHEMAS, NAME)
         return QueryEnd.KAFKA_AWAY

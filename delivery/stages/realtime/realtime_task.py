@@ -214,7 +214,8 @@ class RealtimeTask:
             while not self._over.wait(REPORT_S):
                 self._require_well()
                 self._paused = self._lane.paused.places
-                self._asks_for_restart |= self._lane.paused.are_readable
+                if self._lane.paused.are_readable:
+                    self._asks_for_restart = True
                 update = self._exchange()
                 if update.is_stopping:
                     self._lane.stop()

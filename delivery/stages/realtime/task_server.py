@@ -47,6 +47,13 @@ CUT_OFF = (
     "delivery.stop_within_s, and the time that the process manager gives the job"
 )
 """Log message when stopping tasks take too long. Its values are the number of tasks, the lane and the seconds."""
+PAUSES = (
+    "lane %s pauses these partitions (topic/number): %s. The schema registry does not give a schema of their records; the log "
+    "of a worker names it. The records wait in Kafka, and all other partitions are delivered. When a schema can be read, the "
+    "lane restarts its query and delivers the records, if Kafka still keeps them. Start the schema registry, or correct "
+    "schema_registry.url, username, password or ca_file, and restart the job"
+)
+"""Log message when partitions are paused. Its values are the lane and the partitions."""
 _PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
 """Error numbers for which another port is the cure."""
 

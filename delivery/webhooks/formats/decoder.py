@@ -10,7 +10,6 @@ rejected (delivery.webhooks.routing.intake).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import math
 import re
@@ -115,12 +114,13 @@ class Decoder:
         return parsing.parse(decoded, self._layout)._replace(record=record, framed=framed)
 
     async def can_read(self, record: Record) -> bool:
-        """Return False if the schema of a record cannot be read now. Otherwise `event` can decide on the record."""
+        """Return False if the schema of a record cannot be read now, else True. Never raises."""
         try:
-            with contextlib.suppress(errors.EventRejected, errors.BatchFound):
-                await self.event(record)
+            await self.event(record)
         except errors.SchemaRegistryUnavailable:
             return False
+        except Exception:  # noqa: BLE001  # rejected, a batch record, or unforeseen: the intake decides
+            return True
         return True
 
     def event_now(self, record: Record) -> Event:
