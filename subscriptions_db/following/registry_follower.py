@@ -1,8 +1,9 @@
 """Follow the registry while the job runs: read the whole registry at the start, and then its changes.
 
 Runs on the driver, on a thread of its own. The delta is all changes since the last full snapshot. A new full snapshot is read
-when the delta exceeds REBASE_ROWS or REBASE_BYTES, and when the log of changes in Postgres lacks the driver's revision. So the
-cost of a change depends on the size of the change, not on the size of the registry.
+when the log of changes in Postgres lacks the driver's revision. It is also read when the delta exceeds REBASE_ROWS or
+REBASE_BYTES, but hardly more often than each REBASE_EVERY_S. So the cost of a change depends on the size of the change, not on
+the size of the registry.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ REBASE_ROWS = 2_000
 REBASE_BYTES = 4 * 1024 * 1024
 """Bytes of the pickled delta above which the driver broadcasts a new snapshot: 900 endpoints with client certificates, or four
 subscriptions to 10,000 tenants with long ids. REBASE_ROWS endpoints without certificates have 0.6 MB."""
+REBASE_EVERY_S = 60.0
+"""Shortest time between two snapshots, in seconds, while the delta is at most MAX_EXCESS times too large. Each snapshot costs
+each worker and the batch lane seconds, and a customer can change some large rows again and again."""
+MAX_EXCESS = 10
+"""Multiple of REBASE_ROWS or REBASE_BYTES above which a new snapshot does not wait for REBASE_EVERY_S."""
 WARN_EVERY_S = 60.0
 """Seconds between two warnings that delivery is paused for the same cause. While it is paused, each lane asks every
 `snapshot.poll_interval_s`, and each request could log a warning."""
@@ -69,8 +75,10 @@ class Follower:
         self._stop = stop
         self._clock = clock
         self._published: Published | None = None
-        self._is_delta_too_large = False
-        """True: a full read must follow, because the published changes exceed REBASE_ROWS or REBASE_BYTES."""
+        self._excess = 0.0
+        """Size of the published changes, as a multiple of REBASE_ROWS or of REBASE_BYTES; the larger one counts."""
+        self._rebased_at = float("-inf")
+        """When a snapshot last replaced another, by `clock`."""
         self._refused: errors.SettingsError | None = None
         self._failure: str | None = None
         """Error of the last read; None: the last read succeeded, or none has ended."""
@@ -196,8 +204,8 @@ class Follower:
                 advanced = published_registry.advanced(published, changes, self._clock(), changed_at=changed_at)
                 self._publish(advanced)  # a full read may take many seconds, and the changes take effect meanwhile
                 if is_newer:
-                    self._is_delta_too_large = _is_too_large(advanced.changes)
-                if not self._is_delta_too_large:
+                    self._excess = _excess(advanced.changes)
+                if not _needs_snapshot(self._excess, self._clock() - self._rebased_at):
                     return
         base = registry.read_full(connection, self._ring, self._guard)
         row_security.require_all_customers(connection)
@@ -205,7 +213,9 @@ class Follower:
         self._publish(
             Published(base_id=uuid.uuid4().hex, base=base, changes=None, confirmed_at=self._clock(), changed_at=changed_at)
         )
-        self._is_delta_too_large = False
+        self._excess = 0.0
+        if published is not None:
+            self._rebased_at = self._clock()
 
     def _publish(self, published: Published) -> None:
         before = self._published
@@ -242,8 +252,18 @@ class Follower:
             )  # fmt: skip
 
 
-def _is_too_large(changes: SnapshotChanges | None) -> bool:
-    return changes is not None and (len(changes) > REBASE_ROWS or pickling.size(changes) > REBASE_BYTES)
+def _excess(changes: SnapshotChanges | None) -> float:
+    if changes is None:
+        return 0.0
+    return max(len(changes) / REBASE_ROWS, pickling.size(changes) / REBASE_BYTES)
+
+
+def _needs_snapshot(excess: float, age_s: float) -> bool:
+    """Return True if a snapshot must replace a delta that is `excess` times as large as it should be.
+
+    A snapshot last replaced another `age_s` seconds ago.
+    """
+    return excess > MAX_EXCESS or (excess > 1 and age_s >= REBASE_EVERY_S)
 
 
 def _log_base(base: Snapshot) -> None:

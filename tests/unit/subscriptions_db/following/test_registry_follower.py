@@ -1,6 +1,9 @@
 """A pause of delivery for want of a current registry is logged, and not too often."""
 
+import math
 import threading
+
+import pytest
 
 from delivery.config import settings
 from delivery.webhooks.routing import published_registry
@@ -51,3 +54,12 @@ def test_a_pause_is_logged_once_a_minute_and_when_its_cause_changes(caplog):
     follower._publish(BASE)  # confirmed in between: the next pause is a new one
     assert follower.current() is None
     assert len([record for record in caplog.records if "delivery is paused" in record.message]) == 5
+
+
+@pytest.mark.parametrize(
+    ("excess", "age_s", "is_needed"),
+    [(0.9, math.inf, False), (1.1, math.inf, True), (1.1, 59.0, False), (1.1, 60.0, True), (10.1, 0.0, True)],
+)
+def test_a_delta_that_is_a_little_too_large_makes_at_most_a_snapshot_a_minute(excess, age_s, is_needed):
+    """Regression: one customer's five large rows, changed again and again, kept the batch lane from committing."""
+    assert registry_follower._needs_snapshot(excess, age_s) is is_needed
