@@ -33,7 +33,7 @@ _BOUNDS = {
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
-    "string_too_short": "must have at least {min_length} characters",
+    "string_too_short": "must have {min_length} or more characters",
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must have at least {min_length} entries",
     "too_long": "must have at most {max_length} entries",

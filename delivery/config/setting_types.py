@@ -44,6 +44,17 @@ def pairs(value: object) -> object:
     return table
 
 
+def key_pairs(value: object) -> object:
+    """Parse key ids and keys as `pairs` does. Raise ValueError for an id without a key. The message quotes neither.
+
+    A key without its id looks like an id without a key, because base64 ends with `=`.
+    """
+    table = pairs(value)
+    if isinstance(table, dict) and "" in table.values():
+        raise ValueError("an entry has no key or no id: write each key as id1=base64. `fanout keys generate` prints no id")
+    return table
+
+
 class Matching(pydantic.AfterValidator):
     """Refuse a text that does not match `pattern` from its first to its last character. `problem` is the message."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field, SecretStr
 
+from delivery.config import setting_types
 from delivery.config.oidc_settings import OidcSettings
 from delivery.config.scaling_settings import ScalingSettings
 from delivery.config.schema_settings import SchemaRegistrySettings
@@ -51,7 +52,7 @@ class KeysSettings(Area):
     active: str = ""
     """The id of the key that seals new secrets. Empty: the only key of the ring."""
 
-    _from_text = pydantic.field_validator("ring", mode="before")(pairs)
+    _from_text = pydantic.field_validator("ring", mode="before")(setting_types.key_pairs)
 
 
 class KafkaSettings(Area):
@@ -148,8 +149,7 @@ class SnapshotSettings(Area):
     """Look-ups: time for which a worker keeps an answer. This is the longest time until a change of the registry takes
     effect. Only retries of a deleted tenant's events may go on for 30 s more."""
     lookup_max_answers: Annotated[int, Field(gt=0)] = 100_000
-    """Look-ups: most answers in each of a worker's two caches: for all tenants, and for single ones. The least recently used
-    answers are dropped first."""
+    """Look-ups: most answers in each of a worker's two caches. The least recently used answers are dropped first."""
 
 
 class DeliverySettings(Area):

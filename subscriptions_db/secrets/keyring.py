@@ -198,11 +198,6 @@ def _key(key_id: str, text: str) -> Secret:
             f"setting keys.ring: a key's id has 1 to {MAX_KEY_ID_CHARS} characters, and one has {len(key_id)}, so no secret "
             "can be sealed or opened. Write each key as id1=base64, with a shorter or longer id before the `=`"
         )
-    if not text:  # the id may be the key itself: base64 ends with `=`
-        raise errors.SettingsError(
-            "setting keys.ring: a key is empty: write its id, `=` and the key, such as id1=base64. Until then no secret can be "
-            "sealed or opened"
-        )
     try:
         key = base64.b64decode(text, validate=True)
     except ValueError:  # binascii.Error, or a character that is not ASCII

@@ -109,6 +109,13 @@ def test_an_empty_file_of_a_value_is_named(folder, content):
         settings_loader.read({"FANOUT_KEYS_RING_FILE": str(folder / "mounted")}, root=folder)
 
 
+def test_a_key_without_its_id_is_refused_unquoted(folder):
+    """Regression: `fanout config` showed the key, because it looks like an id without a key."""
+    with pytest.raises(errors.SettingsError, match=r"keys\.ring.* write each key as id1=base64") as refused:
+        settings_loader.read({"FANOUT_KEYS_RING": "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s="}, root=folder)
+    assert "a2tra2tr" not in str(refused.value)
+
+
 def test_a_setting_given_by_value_and_by_file_is_refused_unquoted(folder):
     (folder / "mounted").write_text(CANARY)
     environ = {"FANOUT_DATABASE_URL_FILE": str(folder / "mounted"), "FANOUT_DATABASE_URL": CANARY}

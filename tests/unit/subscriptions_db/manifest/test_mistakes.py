@@ -210,6 +210,10 @@ MISTAKES = [
         "5: endpoints[0].auth.secret: must have at most 8163 characters",
     ),
     (
+        ENDPOINT + "    auth: {kind: bearer, secret: ''}\n",
+        "5: endpoints[0].auth.secret: must have 1 or more characters",
+    ),
+    (
         ENDPOINT + "    auth: {kind: none, secret: x}\n",
         "5: endpoints[0].auth: kind none does not allow secret: remove what is not allowed, or choose another kind",
     ),
