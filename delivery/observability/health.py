@@ -49,6 +49,8 @@ class Facts:
     """True if Kafka answered the last request for the lag, or was not asked yet."""
     awaits_report: bool = False
     """As `Watch.awaits_report`."""
+    is_lag_old: bool = False
+    """True if the lane has progressed since Kafka was last asked for the lag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +65,11 @@ def should_progress(facts: Facts) -> bool:
     """Return True if a lane should make progress now: it is not paused, and one of these holds.
 
     1. The lane starts.
-    2. The lane runs, and records wait.
+    2. The lane runs, and records waited when Kafka was last asked. If the lane has progressed since, these records may be
+       handled: then the lane need not progress until Kafka is asked again.
     3. The lane runs, and its query has not reported progress yet. A query reports at once, even if no records wait.
     """
-    is_due = bool(facts.lag) or facts.awaits_report
+    is_due = (bool(facts.lag) and not facts.is_lag_old) or facts.awaits_report
     return facts.pause_reason is None and (facts.phase is QueryPhase.STARTING or (facts.phase is QueryPhase.RUNNING and is_due))
 
 
@@ -202,6 +205,7 @@ class Watch:
             phase=self._phase(),
             pause_reason=self._paused_for(),
             lag=self.backlog.lag,
+            is_lag_old=self.backlog.at_s < self.progress.at_s,
             stalled_s=self._clock() - self._progressed_at,
             is_source_up=self._is_source_up,
             awaits_report=self.awaits_report,

@@ -47,6 +47,13 @@ class Proof(NamedTuple):
     account: Account
     notes: list[str]
 
+    @property
+    def exit_code(self) -> int:
+        """Return 0: everything adds up; 1: there are findings; 2: the topics have no record of any lane to judge."""
+        if self.account.findings.by_kind:
+            return 1
+        return 0 if self.account.lanes else 2
+
     def document(self) -> dict[str, Any]:
         """Return the account and the remarks as a dictionary for JSON output."""
         return self.account.document() | {"notes": self.notes}
@@ -217,9 +224,12 @@ def show(console: rich.console.Console, proof: Proof) -> None:
     total = account.findings.by_kind.total()
     if total > MAX_SHOWN:
         console.print(f"… and {total - MAX_SHOWN} more findings; --json prints {len(account.findings.kept)} of them")
-    console.print(
-        "[green]Everything adds up.[/]" if account.holds else f"[red]{total} findings: not everything adds up.[/]", markup=True
+    verdicts = (
+        "[green]Everything adds up.[/]",
+        f"[red]{total} findings: not everything adds up.[/]",
+        "[yellow]Nothing was checked: the topics have no record of any lane in this time.[/]",
     )
+    console.print(verdicts[proof.exit_code], markup=True)
 
 
 def _show_lanes(console: rich.console.Console, account: Account) -> None:

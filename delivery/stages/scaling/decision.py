@@ -115,6 +115,8 @@ def decide(
     lanes = {name: state.lanes.get(name, load.Measured()).observed(newest, executors) for name, newest in seen.items()}
     needs = {name: _need(known, kept, policy, executors) for name, known in lanes.items()}
     lane = max(needs, key=lambda name: needs[name].urgency)
+    if policy.bounded(needs[lane].urgency[0]) <= kept:  # the number does not rise: report a lane that is late, if any
+        lane = max(needs, key=lambda name: (needs[name].more > kept, needs[name].drain_s))
     enough = max(need.sufficient for need in needs.values())
     begins_s = now_s - policy.scale_in_after_s
     sufficed = (*((at_s, number) for at_s, number in state.sufficed if at_s > begins_s), (now_s, enough))

@@ -104,6 +104,16 @@ def test_a_stall_counts_from_the_first_waiting_record(lane):
     assert lane.after(200, lag=5).stalled_s == 200
 
 
+def test_records_that_were_handled_since_the_lag_was_read_are_no_stall(lane):
+    """Regression: with a metrics.lag_interval_s above metrics.stalled_after_s, an idle job was restarted again and again."""
+    lane.after(10, lag=1)
+    lane.clock.now += 0.1
+    lane.watch.reach({"t": {0: 1}})
+    lane.clock.now += 3600
+    assert health.liveness(lane.watch.facts(), 300).ok
+    assert not health.liveness(lane.after(310, lag=1), 300).ok
+
+
 def test_time_of_a_pause_is_no_stall(lane):
     lane.hold = "Postgres"
     assert lane.after(3600, lag=5).stalled_s == 0

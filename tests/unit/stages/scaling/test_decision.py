@@ -102,6 +102,20 @@ def test_the_lane_that_needs_most_decides():
     assert decided.lane == "batch"
 
 
+def test_a_lane_that_is_late_is_shown_although_another_has_more_partitions():
+    """Regression: the idle lane was shown, as if all lanes had drained."""
+    late = loads.measured(executors=2, lag=90_000, arrival_per_s=9_000, partitions=2)
+    idle = loads.measured(executors=2, partitions=6)
+    lanes = {"direct": late, "retry": idle}
+    seen = {
+        "direct": loads.seen(1000.0, 90_000, handled=late.window[-1].handled + 45_000, partitions=2),
+        "retry": loads.seen(1000.0, 0, partitions=6),
+    }
+    state = decision.ScalingState(wanted=2, lanes=lanes)
+    decided = decision.decide(state, seen, loads.policy(), executors=2, now_s=1000.0)
+    assert (decided.reason, decided.lane, decided.drain_s, decided.wanted) == (Reason.AT_PARTITIONS, "direct", math.inf, 2)
+
+
 def test_a_first_start_that_is_behind_asks_for_twice_as_many_and_no_more():
     known = loads.measured(lag=1_000_000, arrival_per_s=100, per_executor=None, executors=3)
     assert loads.decide(known, 3).wanted == 6
