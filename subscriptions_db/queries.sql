@@ -194,7 +194,7 @@ where %(ids)s::text[] is null or event_type = any (%(ids)s);
 select event_type from event_types;
 
 -- name: lint_subscriptions
-select s.subscription_id as id, s.event_type, f.pattern as filter
+select s.subscription_id as id, s.event_type, f.pattern::text as filter
 from subscriptions s left join filters f using (subscription_id)
 where %(ids)s::text[] is null or s.subscription_id = any (%(ids)s)
 order by s.subscription_id;

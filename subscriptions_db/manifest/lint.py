@@ -12,6 +12,7 @@ Runs in `fanout` commands and in the API. With the option `strict`, `fanout appl
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -50,7 +51,7 @@ def subscriptions(
         if wanted not in doubts:
             doubts[wanted] = list(event_type(wanted, known, has_topics=bool(types)))
         found += (problem.within(at) for problem in doubts[wanted])
-        found += (problem.within(at) for problem in filter_roots(row["filter"]))
+        found += (problem.within(at) for problem in filter_roots(_parsed(row["filter"])))
     if not connection.execute(query("reads_tenants")).fetchall()[0]["reads_tenants"]:
         return found  # a customer's request: it may not read the tenants, and can only name granted ones
     for row in connection.execute(query("lint_scopes"), {"ids": ids}):
@@ -72,6 +73,14 @@ def event_type(wanted: str, known: Collection[str], *, has_topics: bool) -> Iter
     meant = f"; did you mean {close[0]}?" if close else ": correct it, or register the type"
     no_topic = " and no topic" if has_topics else ""
     yield errors.RegistrationError("event_type", f"{wanted} matches no event type of the catalogue{no_topic}{meant}")
+
+
+def _parsed(text: str | None) -> Any:
+    """Return a parsed filter; None if there is none, or if it cannot be parsed: the job quarantines its subscription."""
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def filter_roots(pattern: Any, path: str = "filter") -> Iterator[errors.RegistrationError]:

@@ -33,7 +33,7 @@ class AuthFields(ManifestPart):
     """The user name. Required with kind `basic`, refused with others."""
     header: Annotated[str, Field(pattern=mistakes.HEADER_PATTERN)] | None = None
     """The name of the header that has the secret. Required with kind `api_key`, refused with others."""
-    secret: Annotated[SecretStr, Field(max_length=MAX_SECRET)] | None = None
+    secret: Annotated[SecretStr, Field(min_length=1, max_length=MAX_SECRET)] | None = None
     """The password, token, key or client secret. Required with each kind except `none`. No answer shows it."""
     client_id: Annotated[str, Field(pattern=mistakes.CLIENT_ID_PATTERN)] | None = None
     """The id of the OAuth 2.0 client. Required with kind `oauth2`, refused with others."""

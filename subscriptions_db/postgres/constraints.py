@@ -20,6 +20,7 @@ _WORDS = {
         "content_mode",
         "cloudevents_binary is allowed with mode direct only: use standard or cloudevents_structured",
     ),
+    "endpoints_url_check": ("url", "must begin with https:// in lower case, and must not contain blanks"),
     "endpoints_no_ordered_batches": ("order_by", "is allowed with mode direct only: remove it"),
     "endpoints_headers_have_names": ("headers", "a header name must be letters, digits or `-`"),
     "endpoints_headers_have_plain_values": ("headers", "a header value must be printable ASCII"),

@@ -115,7 +115,7 @@ def _check_tls(tls: Tls) -> None:
 def _certificates(pem: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem.encode("ascii"))
-    except (ValueError, exceptions.UnsupportedAlgorithm):
+    except (ValueError, exceptions.UnsupportedAlgorithm, x509.InvalidVersion):
         raise errors.RegistrationError(
             "", "is not a list of PEM certificates in ASCII: paste each from -----BEGIN to -----END CERTIFICATE-----"
         ) from None

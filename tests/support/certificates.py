@@ -137,6 +137,13 @@ def of_unknown_curve() -> str:
     return ssl.DER_cert_to_PEM_cert(signed.replace(known, unknown))
 
 
+def of_unknown_version() -> str:
+    """Return a certificate of a version of X.509 that does not exist."""
+    third, sixth = bytes.fromhex("a003020102"), bytes.fromhex("a003020105")
+    signed = issue("client").certificate.public_bytes(serialization.Encoding.DER)
+    return ssl.DER_cert_to_PEM_cert(signed.replace(third, sixth, 1))
+
+
 def _name(address: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(address))

@@ -164,6 +164,8 @@ def _object(pattern: Any, path: str, depth: int) -> _Compiled:
         raise errors.FilterError(path, 'must be an object with at least one field: {"data": {"status": ["paid"]}}')
     if depth > MAX_DEPTH:
         raise errors.FilterError(path, _TOO_DEEP)
+    if any(not isinstance(name, str) for name in pattern):  # YAML reads `1`, `true` and `~` as other types
+        raise errors.FilterError(path, 'has a field name that is no text: write it in quotes, such as "1" or "true"')
     parts = {
         name: _field(wanted, f"{path}.{name}" if path else name, depth) for name, wanted in pattern.items() if name != "$or"
     }

@@ -59,6 +59,7 @@ def test_a_good_endpoint_passes(fields):
         ({"headers": tuple((f"X-{n}", "v" * 4096) for n in range(4))}, "headers: have 16428 bytes as JSON; at most 16384"),
         ({"tls": Tls(authorities="trust me")}, "tls.authorities: is not a list of PEM certificates"),
         ({"tls": Tls(authorities=CLIENT.pem + "ä")}, "tls.authorities: is not a list of PEM certificates in ASCII"),
+        ({"tls": Tls(authorities=certificates.of_unknown_version())}, "tls.authorities: is not a list of PEM certificates"),
         (tls(certificate=None), "tls: certificate and key must be given together"),
         (tls(key=None), "tls: certificate and key must be given together"),
         (tls(certificate=CLIENT.key), "tls.certificate: is not a list of PEM certificates"),

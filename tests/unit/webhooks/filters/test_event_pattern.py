@@ -257,6 +257,7 @@ def test_a_field_beside_and_inside_or_must_match_both():
         ({"x": [{"anything-but": {"prefix": []}}]}, "x[0].anything-but.prefix", "list of strings"),
         ({"x": [{"anything-but": {"prefix": ["a", 1]}}]}, "x[0].anything-but.prefix[1]", "string"),
         ({"x": [{"anything-but": {"wildcard": ["**"]}}]}, "x[0].anything-but.wildcard[0]", "side by side"),
+        ({"data": {1: [1]}}, "data", "a field name that is no text"),  # regression: `fanout apply` wrote it each time
         ({"$or": {"x": [1]}}, "$or", "two or more"),
         ({"data": {"$or": [{"x": [1]}]}}, "data.$or", "two or more"),
         ({"data": {"$or": [{"x": [1]}, {"y": [{"like": 1}]}]}}, "data.$or[1].y[0].like", "unknown operator"),
