@@ -106,7 +106,7 @@ class RetryLane:
         lease's entries without an attempt are requeued. A tenant that has to be looked up again counts as deleted only if the
         lease knows that already. A lease ignores a `registry` that is older than the registry with which it began.
         """
-        self._runner.registry = registry
+        self._runner.follow(registry)
 
     @property
     def is_busy(self) -> bool:

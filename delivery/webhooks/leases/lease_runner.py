@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from delivery.model import Attempt, Sendable
-from delivery.registry_model import Endpoint
+from delivery.registry_model import Endpoint, Revision
 from delivery.webhooks.leases import endpoint_slots
 from delivery.webhooks.leases.endpoint_observations import EndpointObservations
 from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
@@ -65,8 +65,9 @@ class LeaseRunner:
         """By lease: its runners that wait for the endpoint's rate, its host or its turn."""
         self._in_flight = self._most_in_flight = 0
         self.observations = EndpointObservations()
-        self.registry: registries.Registry | None = None
-        """The registry that leases in flight follow. None: they keep the rows with which they began."""
+        self._registry: registries.Registry | None = None
+        self._followed: Revision | None = None
+        """The revision of `_registry` at the last call of `follow`. None: there was none."""
 
     def set_bounds(self, bounds: limits.Limits) -> None:
         """Replace the limits of endpoints by this worker's share of `bounds`. The limit over all endpoints stays.
@@ -74,6 +75,15 @@ class LeaseRunner:
         A lease in flight keeps the endpoint's limits with which it began.
         """
         self._endpoint_slots.set_bounds(bounds)
+
+    def follow(self, registry: registries.Registry) -> None:
+        """Let leases in flight follow `registry`. A lease that waits ends if it has to stop now (`LeaseInFlight.follow`)."""
+        is_unchanged = registry is self._registry and registry.revision == self._followed
+        self._registry, self._followed = registry, registry.revision
+        for lease in () if is_unchanged else self._idle:
+            self._follow_registry(lease)
+            if lease.until < self._clock():
+                self._cancel_idle(lease)
 
     def drain_most_in_flight(self) -> int:
         """Return the maximum of requests in flight at once since the last call."""
@@ -160,9 +170,9 @@ class LeaseRunner:
 
     def _follow_registry(self, lease: LeaseInFlight) -> None:
         """Let a lease follow the rows that the registry has now. The lease may have begun many seconds ago."""
-        if self.registry is not None:
-            rows = self.registry.rows_now(lease.message.endpoint_id, lease.tenants, lease.deleted_tenants)
-            lease.follow(rows, self.registry.revision)
+        if self._registry is not None:
+            rows = self._registry.rows_now(lease.message.endpoint_id, lease.tenants, lease.deleted_tenants)
+            lease.follow(rows, self._registry.revision)
 
     def _cancel_idle(self, lease: LeaseInFlight) -> None:
         """End the lease's runners that wait for the endpoint's rate, its host or its turn."""

@@ -7,10 +7,12 @@ import pytest
 
 from delivery.model import OutcomeKind
 from delivery.registry_model import EndpointStatus, Retrying, SubscriptionStatus
+from delivery.webhooks.lanes import retry_lane
 from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import lookup_registry, registries
 from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
+from delivery.webhooks.scheduling import host_limits, limits
 from tests.support import builders, fakes
 from tests.support.leases import NOW_MS, lease, registry, waiting
 from tests.support.retry_lanes import Sender, lane_of, together
@@ -57,6 +59,30 @@ def test_no_attempt_of_a_lease_begins_after_its_endpoint_was_paused(row, has_new
             known.advance(SnapshotChanges(since=1, revision=2, endpoints={"ep1": row}))
 
     assert deliver_paced(change) == (1, [(1, "server_error", ()), (2, "server_error", ())])
+
+
+def test_a_lease_in_the_line_of_a_host_ends_when_its_endpoint_moves():
+    """Regression: its entries waited up to 30 s for the host that the customer had left."""
+    clock, sender = fakes.PassingClock(NOW_MS / 1000), Sender()
+
+    async def main():
+        clock.install()
+        chosen = limits.Limits(max_per_host=1)
+        hosts = host_limits.Hosts(chosen, clock)
+        lane = retry_lane.RetryLane(sender, chosen, paces={}, known_hosts=hosts, clock=clock, now_s=clock)
+        hosts.host_of("https://example.com/").enter()
+        known = registries.WholeRegistry("base", registry(url="https://example.com/"))
+        first = await lane.start([retry_messages.encoded(lease(waiting(), waiting()))], known, 0.1)
+        moved = builders.snapshot(builders.endpoint(url="https://moved.example.com/"), builders.subscription(), revision=2)
+        await asyncio.sleep(1)  # the lease stands in the line now
+        began = clock()
+        lane.follow(registries.WholeRegistry("new", moved))
+        ended = together(first, await lane.finish_task(60))
+        return ended, clock() - began
+
+    results, waited_s = asyncio.run(main())
+    [report] = results.reports
+    assert ([back.place for back in report.requeued], sender.sent, waited_s < 1) == ([0, 1], [], True)
 
 
 def test_a_lease_follows_the_subscriptions_of_a_new_snapshot():
