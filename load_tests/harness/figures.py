@@ -93,9 +93,10 @@ def requests_between(report: receiver.ReceiverReport, first: int, end: int) -> i
     return sum(first <= start < end for start in starts)
 
 
-def delivered(report: receiver.ReceiverReport, due: Sequence[int], fan_out: Sequence[int] | None = None) -> dict[str, int]:
+def delivered(report: receiver.ReceiverReport, due: Sequence[int], fan_out: Sequence[int] | None = None) -> dict[str, Any]:
     """Return the numbers of deliveries that are `lost`, `duplicates` (later arrivals), `unexpected` and `unverified`.
 
+    `duplicates_share` are the duplicates as a share of the due deliveries.
     `unexpected` are arrivals at an endpoint to which the event is not due. `unverified` are requests with a wrong signature.
     Their events count in the other numbers too.
     `due` has the endpoint of each event, by the event's number. `fan_out` has the number of each event's endpoints, which have
@@ -109,9 +110,11 @@ def delivered(report: receiver.ReceiverReport, due: Sequence[int], fan_out: Sequ
         else:
             unexpected += 1
     lost = times.count(0)
+    duplicates = sum(times) - (len(times) - lost)
     return {
         "lost": lost,
-        "duplicates": sum(times) - (len(times) - lost),
+        "duplicates": duplicates,
+        "duplicates_share": round(duplicates / max(1, len(times)), 5),
         "unexpected": unexpected,
         "unverified": report.unverified,
     }

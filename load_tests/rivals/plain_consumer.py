@@ -93,6 +93,7 @@ class PlainConsumer:
         own = {
             "group.id": GROUP,
             "enable.auto.commit": False,
+            "enable.auto.offset.store": False,  # else a commit may include records that were read and not delivered yet
             "auto.offset.reset": "earliest",
             "session.timeout.ms": SESSION_TIMEOUT_MS,
         }
@@ -111,6 +112,9 @@ class PlainConsumer:
                 messages = await loop.run_in_executor(polling, self._next_chunk)
                 if messages:
                     await self._deliver(messages)
+                    for message in messages:
+                        if not message.error():
+                            self._consumer.store_offsets(message)
                     has_news = True
                 if has_news and loop.time() >= commit_at:
                     self._consumer.commit(asynchronous=True)

@@ -68,7 +68,7 @@ def run(scenario: AwayScenario, terms: stage.Terms) -> dict[str, Any]:
         "away_s": scenario.away_s,
         "told_after_s": round(noticed_s, 1),
         "backlog": scenario.backlog,
-        "back_after_s": round(back_s, 1),
+        "backlog_s": round(back_s, 1),
         "largest_micro_batch": largest,
         "peak_rss_mb": {role: round(peak) for role, peak in job.meter.peak_mb().items()},
         "deliveries": len(report.numbers),

@@ -75,7 +75,6 @@ def run(scenario: CrashScenario, terms: stage.Terms) -> dict[str, Any]:
         "repeated_after": _repeated_after(killed_at, report.numbers),
         "deliveries": len(report.numbers),
         **outcome,
-        "duplicates_share": round(outcome["duplicates"] / len(report.numbers), 5),
         "reconciled": reconciled,
         "settings": chosen,
         "seed": scenario.seed,

@@ -91,7 +91,6 @@ def run(scenario: LatencyScenario, terms: stage.Terms) -> dict[str, Any]:
         "killed": roles,
         "deliveries": len(report.numbers),
         **outcome,
-        "duplicates_share": round(outcome["duplicates"] / len(report.numbers), 5),
         "reconciled": reconciled,
         "settings": chosen,
         "seed": scenario.seed,

@@ -191,4 +191,4 @@ def _of_sizes(scenario: plan.ScaleScenario, runs: Sequence[PhaseRun], documents:
 
 def _of_all(report: receiver.ReceiverReport, due: Sequence[int]) -> dict[str, Any]:
     found = figures.delivered(report, due)
-    return {"events": len(due), **found, "duplicates_share": round(found["duplicates"] / max(1, len(due)), 4)}
+    return {"events": len(due), **found}
