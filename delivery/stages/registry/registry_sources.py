@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from delivery import errors
 from delivery.config import settings
 from delivery.stages.registry.broadcasts import Broadcasts
 from delivery.stages.registry.job_registry import JobRegistry, RegistrySupply
@@ -13,6 +14,13 @@ def source(config: settings.Settings, registry: JobRegistry, stop: threading.Eve
     """Return the source from which all lanes of the job get the registry: the one that `snapshot.source` names.
 
     With "broadcast", the driver begins to read the registry at once, on a thread of its own. With "lookup", the driver asks
-    Postgres for the revision before each micro-batch. Raise SettingsError if the settings have no valid key ring.
+    Postgres for the revision before each micro-batch. Raise SettingsError if the settings have no valid key ring, or with
+    "broadcast" if `snapshot.poll_interval_s` is not below `snapshot.max_age_s`.
     """
+    area = config.snapshot
+    if area.source == "broadcast" and area.poll_interval_s >= area.max_age_s:
+        raise errors.SettingsError(
+            f"setting snapshot.poll_interval_s is {area.poll_interval_s:g}, and snapshot.max_age_s is {area.max_age_s:g}: all "
+            "lanes would pause between two requests for changes. The job did not start: make the interval shorter"
+        )
     return registry.look_up(stop) if config.snapshot.source == "lookup" else Broadcasts(registry.follow(stop))
