@@ -190,16 +190,18 @@ def topic(spark, kafka, tmp_path):
 def test_a_topic_newer_than_the_last_commit_starts_at_its_first_record(topic, tmp_path, monkeypatch, offsets):
     """Regression: the lane looked for receipts from offset 0, and repeated all deliveries if older records were deleted.
 
-    Receipts of more records than the topic has are of a deleted topic of this name. Its records were skipped.
+    Receipts of more records than the topic has are of a deleted topic of this name. Its records were skipped, and so were
+    records with the offsets of its completed deliveries.
     """
     last, kept_from, start_at = offsets
     topic.expire(kept_from)
     committed(tmp_path / "realtime", '{"other":{"0":3}}')
     receipts = {(topic.name, 0): [start_offsets.HandledRange(2, last)], ("deleted", 0): [start_offsets.HandledRange(0, 6)]}
     monkeypatch.setattr(start_offsets, "_receipts_patiently", lambda *_: (receipts, 1))
-    monkeypatch.setattr(completed_reader, "read", lambda *_: frozenset())
+    monkeypatch.setattr(completed_reader, "read", lambda *_: frozenset({b"completed"}))
     start = start_offsets.read(topic.spark, config_of(topic), f"{tmp_path}/realtime")
     assert start.next_offsets == {("other", 0): 3, (topic.name, 0): start_at}
+    assert bool(start.ended) is (last < 5)
 
 
 def test_a_topic_whose_first_record_is_not_known_starts_no_lane(spark, tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def received(monkeypatch):
     monkeypatch.setattr(
         start_offsets,
         "_starts_of_newer",
-        lambda _, newer, __: {place: start_offsets.handled_up_to(0, ranges) for place, ranges in newer.items()},
+        lambda _, newer, __: ({place: start_offsets.handled_up_to(0, ranges) for place, ranges in newer.items()}, False),
     )
     monkeypatch.setattr(completed_reader, "read", lambda *_: frozenset())
     return lambda **ranges: receipts.update(
