@@ -44,7 +44,7 @@ def pairs(value: object) -> object:
     return table
 
 
-def key_pairs(value: object) -> object:
+def key_map(value: object) -> object:
     """Parse key ids and keys as `pairs` does. Raise ValueError for an id without a key. The message quotes neither.
 
     A key without its id looks like an id without a key, because base64 ends with `=`.

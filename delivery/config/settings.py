@@ -12,12 +12,11 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field, SecretStr
 
-from delivery.config import setting_types
 from delivery.config.oidc_settings import OidcSettings
 from delivery.config.scaling_settings import ScalingSettings
 from delivery.config.schema_settings import SchemaRegistrySettings
 from delivery.config.service_settings import ApiSettings, ArchiveSettings, OperationsSettings
-from delivery.config.setting_types import Area, Matching, Seconds, TopicPattern, pairs, pattern_or_none, with_one_group
+from delivery.config.setting_types import Area, Matching, Seconds, TopicPattern, key_map, pairs, pattern_or_none, with_one_group
 
 _DNS_NAME = Matching(
     r"([A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?)?",
@@ -52,7 +51,7 @@ class KeysSettings(Area):
     active: str = ""
     """The id of the key that seals new secrets. Empty: the only key of the ring."""
 
-    _from_text = pydantic.field_validator("ring", mode="before")(setting_types.key_pairs)
+    _from_text = pydantic.field_validator("ring", mode="before")(key_map)
 
 
 class KafkaSettings(Area):
@@ -149,7 +148,8 @@ class SnapshotSettings(Area):
     """Look-ups: time for which a worker keeps an answer. This is the longest time until a change of the registry takes
     effect. Only retries of a deleted tenant's events may go on for 30 s more."""
     lookup_max_answers: Annotated[int, Field(gt=0)] = 100_000
-    """Look-ups: most answers in each of a worker's two caches. The least recently used answers are dropped first."""
+    """Look-ups: most answers in each of a worker's two caches: for all tenants, and for single ones. The least recently used
+    answers are dropped first."""
 
 
 class DeliverySettings(Area):

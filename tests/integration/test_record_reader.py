@@ -15,7 +15,7 @@ from delivery.stages import process_state
 from delivery.stages.kafka import kafka_outage, record_reader, topics
 from delivery.stages.kafka.offset_ranges import RecordRange
 from fanout.local import kafka_server
-from tests.support import raw_records
+from tests.support import raw_records, transactions
 
 pytestmark = pytest.mark.integration
 AT_MS = int(time.time() * 1000)  # an older record would expire within the test
@@ -143,13 +143,7 @@ def test_a_record_that_is_larger_than_a_fetch_is_read(connection, write, topic):
 @pytest.mark.parametrize(("isolation", "read_values"), [(None, [b"1", b"2"]), ("read_committed", [b"2"])])
 def test_a_range_may_end_with_the_mark_of_a_transaction(connection, topic, isolation, read_values):
     """As Spark's source, it reads aborted records, unless the operator has set Kafka's isolation level for Spark."""
-    producer = Producer(kafka_clients.for_librdkafka(connection) | {"transactional.id": topic})
-    producer.init_transactions(30)
-    for value, end in ((b"1", producer.abort_transaction), (b"2", producer.commit_transaction)):
-        producer.begin_transaction()
-        producer.produce(topic, value, partition=0)
-        producer.flush()
-        end(30)
+    transactions.abort_and_commit(transactions.open_producer(connection, topic), topic, b"1", b"2")
     options = {} if isolation is None else {"isolation.level": SecretStr(isolation)}
     connection = connection.model_copy(update={"spark_options": options})
     # Offsets 1 and 3 are the marks.

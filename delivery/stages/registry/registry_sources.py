@@ -23,4 +23,4 @@ def source(config: settings.Settings, registry: JobRegistry, stop: threading.Eve
             f"setting snapshot.poll_interval_s is {area.poll_interval_s:g}, and snapshot.max_age_s is {area.max_age_s:g}: all "
             "lanes would pause between two requests for changes. The job did not start: make the interval shorter"
         )
-    return registry.look_up(stop) if config.snapshot.source == "lookup" else Broadcasts(registry.follow(stop))
+    return registry.look_up(stop) if area.source == "lookup" else Broadcasts(registry.follow(stop))

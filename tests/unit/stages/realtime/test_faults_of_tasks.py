@@ -9,7 +9,7 @@ from py4j.protocol import Py4JJavaError
 from delivery import errors
 from delivery.config import settings
 from delivery.stages.lanes import session
-from delivery.stages.realtime import realtime_query
+from delivery.stages.realtime import mode_switch, realtime_query, start_offsets
 
 
 @pytest.fixture
@@ -39,6 +39,44 @@ def test_paused_partitions_are_read_again_by_the_next_query(watch_of, caplog):
 def test_a_lane_run_once_waits_for_the_schema_registry(watch_of, caplog):
     assert watch_of(asks_for_restart=True, once=True) is realtime_query.QueryEnd.KAFKA_AWAY
     assert "lane realtime waits for the schema registry" in caplog.text
+
+
+def test_a_lane_with_paused_partitions_is_in_real_time_whatever_the_age():
+    """Regression: in micro-batches the backlog of a paused partition delayed all others, without end."""
+    lane = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)
+    lane._registry, lane._stop = SimpleNamespace(current=lambda: "a registry"), threading.Event()
+    lane._mode_switch = mode_switch.ModeSwitch(mode=mode_switch.Mode.CATCHING_UP, since=0.0)
+    lane._topics = SimpleNamespace(partitions={"a": 1}, find=lambda: None)
+    lane._await_topics = lambda _: True
+    ends, modes = iter([realtime_query.QueryEnd.READ_AGAIN, realtime_query.QueryEnd.STOP]), []
+    lane._run_query = lambda *_, **__: modes.append(lane._mode_switch.mode) or next(ends)
+    lane.run(SimpleNamespace(wait_for=lambda _: None), once=False)
+    assert modes == [mode_switch.Mode.CATCHING_UP, mode_switch.Mode.REALTIME]
+    query = SimpleNamespace(once=False, mode=mode_switch.Mode.REALTIME, server=SimpleNamespace(paused={("a", 0)}))
+    assert not lane._switches_mode(query, 3600.0)
+
+
+def test_what_had_ended_before_a_fault_is_known_while_its_partition_is_paused(monkeypatch):
+    """Regression: the second query after the fault had forgotten these deliveries, and sent them again."""
+    ended, begun = iter([{b"before"}, {b"later"}, {b"last"}]), []
+    monkeypatch.setattr(realtime_query.recovery, "require_whole", lambda *_: None)
+    monkeypatch.setattr(start_offsets, "save", lambda *_: None)
+    monkeypatch.setattr(start_offsets, "read", lambda *_: start_offsets.StartOffsets({}, frozenset(next(ended))))
+    lane = realtime_query.RealtimeLane.__new__(realtime_query.RealtimeLane)
+    lane._config, lane._checkpoint, lane._mode_switch = settings.Settings(), "", mode_switch.ModeSwitch(since=0.0)
+    lane._one_by_one = lane._in_batches = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
+    lane._topics = SimpleNamespace(have_slots=lambda: True, total=1)
+
+    def start(found, *_, **__):
+        begun.append(found.ended)
+        raise errors.LaneFailed("the test begins no query")
+
+    lane._start = start
+    for reads_again in (False, True, True):
+        lane._reads_again = reads_again
+        with pytest.raises(errors.LaneFailed):
+            lane._run_query(None, once=False)
+    assert begun == [{b"before"}, {b"before", b"later"}, {b"before", b"last"}]
 
 
 def test_a_fault_restarts_the_query_and_says_where_to_look(watch_of, caplog):
