@@ -17,6 +17,7 @@ from delivery.webhooks.scheduling import host_limits, limits
 class SharedLimits(NamedTuple):
     """The limits that the leases of one endpoint share."""
 
+    endpoint_id: EndpointId
     max_in_flight: int
     """Most requests in flight from all leases of the endpoint in this worker together."""
     slots: asyncio.Semaphore
@@ -45,7 +46,7 @@ class SharedLimits(NamedTuple):
         if self.pace is not None:
             self.pace.consume(now)
         if self.host is not None:
-            self.host.enter()
+            self.host.serve(self.endpoint_id)
 
     def end(self) -> None:
         """Count a request that has ended: it is no longer in flight to the host."""
@@ -92,4 +93,4 @@ class EndpointSlots:
         if turn is None:
             turn = self._turns[endpoint.endpoint_id, rate] = asyncio.Lock()
         pace = self._bounds.pace_to(endpoint, self._paces)
-        return SharedLimits(most, slots, turn, pace, self._hosts.host_of(endpoint.url))
+        return SharedLimits(endpoint.endpoint_id, most, slots, turn, pace, self._hosts.host_of(endpoint.url))

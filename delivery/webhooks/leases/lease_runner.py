@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from delivery.model import Attempt, Sendable
-from delivery.registry_model import Endpoint, Revision
+from delivery.registry_model import Endpoint, EndpointId, Revision
 from delivery.webhooks.leases import endpoint_slots
 from delivery.webhooks.leases.endpoint_observations import EndpointObservations
 from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
@@ -160,7 +160,7 @@ class LeaseRunner:
                     # The holder of the turn may have a lease that ends later than this one, and the host's line may be long.
                     async with asyncio.timeout(lease.until - now):
                         if has_turn:
-                            is_called = await _wait_with_turn(full, wait_s)
+                            is_called = await _wait_with_turn(shared.endpoint_id, full, wait_s)
                         else:
                             has_turn = await shared.turn.acquire()
                 self._idle[lease].discard(runner)
@@ -204,10 +204,10 @@ class LeaseRunner:
             lease.defer_faulty(place, fault, self._now_ms())
 
 
-async def _wait_with_turn(full: host_limits.Host | None, wait_s: float) -> bool:
+async def _wait_with_turn(endpoint_id: EndpointId, full: host_limits.Host | None, wait_s: float) -> bool:
     """Wait in the line of the host `full`, or `wait_s` for the endpoint's rate. Return True if the host has capacity then."""
     if full is not None:
-        return await full.wait_for_room()
+        return await full.wait_for_room(endpoint_id)
     await asyncio.sleep(wait_s)
     return False
 

@@ -7,8 +7,9 @@ that host: one event would go to all of these endpoints at once. Each worker has
 from __future__ import annotations
 
 import asyncio
-import collections
 import functools
+import heapq
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -16,14 +17,43 @@ from urllib import parse
 
 import cachetools
 
+from delivery.registry_model import EndpointId
 from delivery.webhooks.scheduling import limits
 
 log = logging.getLogger(__name__)
 
 MAX_HOSTS = 20_000
 """Most hosts whose state is kept. The least recently used are forgotten."""
+MAX_PLACES = 20_000
+"""Most endpoints whose place in the line of their host is kept while none of their leases waits. The least recently used are
+forgotten: they go to the end of the line."""
 WARN_EVERY_S = 600.0
 """Shortest time, in seconds, between two warnings of one worker about one host."""
+
+
+class Places:
+    """Number the places in the lines of all hosts of a worker, and keep the place of each endpoint that left a line unserved.
+
+    A lower number is nearer to the front of the line.
+    """
+
+    def __init__(self, *, max_places: int = MAX_PLACES) -> None:
+        self._numbers = itertools.count()
+        self._kept: cachetools.LRUCache[EndpointId, int] = cachetools.LRUCache(maxsize=max_places)
+
+    def last(self) -> int:
+        """Return a new place at the end of every line."""
+        return next(self._numbers)
+
+    def of(self, endpoint_id: EndpointId) -> int:
+        """Return the endpoint's place since its last request: the one that is kept, or else a new one, which is then kept."""
+        if endpoint_id not in self._kept:
+            self._kept[endpoint_id] = self.last()
+        return self._kept[endpoint_id]
+
+    def forget(self, endpoint_id: EndpointId) -> None:
+        """Forget the endpoint's place, because a request to the endpoint begins."""
+        self._kept.pop(endpoint_id, None)
 
 
 class Host:
@@ -42,15 +72,19 @@ class Host:
         max_in_flight: int,
         per_second: float,
         clock: Callable[[], float],
+        *,
         count_wait: Callable[[], None] = lambda: None,
+        places: Places | None = None,
     ) -> None:
         self._name = name
         self._max_in_flight = max_in_flight
         self._pace = limits.Pace(per_second)
         self._clock = clock
         self._count_wait = count_wait
+        self._places = places or Places()
         self._in_flight = self._reserved = 0
-        self._waiting: collections.deque[Callable[[], bool]] = collections.deque()
+        self._waiting: list[tuple[int, int, Callable[[], bool]]] = []
+        """The line, a heap: place, a number that no other entry has, and the function to call."""
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = 0.0
         """When the timer ends, in seconds of `clock`."""
@@ -95,14 +129,16 @@ class Host:
         """
         if not is_again:
             self.count_delay()
-        self._waiting.append(resume)
-        self.wake()
+        self._join(self._places.last(), resume)
 
-    async def wait_for_room(self) -> bool:
+    async def wait_for_room(self, endpoint_id: EndpointId) -> bool:
         """Wait in the line of the waiting queues until the host has capacity; return True if the caller may send a request now.
 
         False: another request took the capacity. True holds until the caller's next `await`. No reservation is left behind,
         whether the caller sends, does not send, or is cancelled. The wait is not counted (`count_delay`).
+
+        The endpoint keeps its place for later calls, until `serve`. Without places, a line longer than a lease would serve the
+        same endpoints in each lease.
         """
         woken = asyncio.get_running_loop().create_future()
 
@@ -112,7 +148,7 @@ class Host:
             woken.set_result(None)
             return True
 
-        self.call_when_free(resume, is_again=True)
+        self._join(self._places.of(endpoint_id), resume)
         has_capacity = False
         try:
             await woken
@@ -121,6 +157,15 @@ class Host:
                 has_capacity = self.use_reservation()
                 self.wake()
         return has_capacity
+
+    def serve(self, endpoint_id: EndpointId) -> None:
+        """Count a request of a lease that begins now. The endpoint's next wait begins at the end of the line."""
+        self._places.forget(endpoint_id)
+        self.enter()
+
+    def _join(self, place: int, resume: Callable[[], bool]) -> None:
+        heapq.heappush(self._waiting, (place, self._places.last(), resume))
+        self.wake()
 
     def wake(self) -> None:
         """Start the timer that wakes waiting queues as soon as the host's rate allows a request, besides the reservations.
@@ -143,8 +188,8 @@ class Host:
     def _call_waiting(self) -> None:
         self._timer = None
         while self._waiting and self._has_capacity(reserved=self._reserved):
-            if self._waiting.popleft()():
-                self._reserved += 1
+            _, _, resume = heapq.heappop(self._waiting)
+            self._reserved += resume()
         self.wake()
 
     def count_delay(self) -> None:
@@ -170,6 +215,7 @@ class Hosts:
         self._bounds = bounds
         self._clock = clock
         self._hosts: cachetools.LRUCache[str, Host] = cachetools.LRUCache(maxsize=max_hosts)
+        self._places = Places()
         self._delayed = 0
         """Number of waits for the limits of all hosts since the last `drain_delayed`. Waits for forgotten hosts count too."""
 
@@ -183,7 +229,12 @@ class Hosts:
         known = self._hosts.get(name)
         if known is None:
             known = self._hosts[name] = Host(
-                name, self._bounds.in_flight_to_host(), self._bounds.rate_to_host(), self._clock, self._count_wait
+                name,
+                self._bounds.in_flight_to_host(),
+                self._bounds.rate_to_host(),
+                self._clock,
+                count_wait=self._count_wait,
+                places=self._places,
             )
         return known
 

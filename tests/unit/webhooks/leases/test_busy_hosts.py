@@ -125,6 +125,27 @@ def test_a_stop_in_the_moment_of_the_call_keeps_no_reservation(entries):
     assert left_unsent(entries, call_and_stop) == (1.0, entries, True)
 
 
+def test_endpoints_in_a_line_longer_than_a_lease_are_all_served():
+    """Regression: each lease began at the end of the line, and the same endpoints were served again and again."""
+
+    async def main():
+        sender, chosen = Gateway(), limits.Limits(max_per_host=4, max_per_second_per_host=1.0)
+        lane = lane_at(sender, chosen, host_limits.Hosts(chosen, asyncio.get_running_loop().time))
+        names = [f"ep{n}" for n in range(100)]
+        rows = [builders.endpoint(name, url=GATEWAY) for name in names]
+        subscriptions = [builders.subscription(f"s-{name}", endpoint_id=name) for name in names]
+        known = registries.WholeRegistry("base", builders.snapshot(*rows, *subscriptions))
+        for number in range(1, 6):
+            leases = [
+                lease(*(waiting(through=(f"s-{name}",)) for _ in range(9)), endpoint=name, number=number) for name in names
+            ]
+            await lane.start(map(retry_messages.encoded, leases), known, 1.0)
+            await lane.finish_task(2 * retry_lane.LEASE_S)
+        return len(sender.began)
+
+    assert virtual.run(main()) == 100
+
+
 def test_a_lease_without_a_free_slot_leaves_the_capacity_of_its_host_to_others():
     """The host calls the lease while the worker's only slot is taken by the attempts of another endpoint."""
 

@@ -252,13 +252,13 @@ def test_callers_that_leave_the_line_leave_no_reservation(callers, most, per_sec
             await asyncio.sleep(start / 10)
             try:
                 async with asyncio.timeout(patience / 10):
-                    has_room = await host.wait_for_room()
+                    has_room = await host.wait_for_room(f"ep{patience % 3}")
             except TimeoutError:
                 return
             if not has_room:
                 refused.append(start)
             elif request is not None:
-                host.enter()
+                host.serve(f"ep{patience % 3}")
                 in_flight.append(in_flight[-1] + 1)
                 await asyncio.sleep(request / 10)
                 in_flight.append(in_flight[-1] - 1)
@@ -275,6 +275,43 @@ def test_callers_that_leave_the_line_leave_no_reservation(callers, most, per_sec
         assert not host.has_room
 
     virtual.run(main())
+
+
+def test_an_endpoint_that_leaves_the_line_unserved_comes_back_to_its_place():
+    async def main():
+        host, served = host_limits.Host("victim.example", 1, 1000.0, asyncio.get_running_loop().time), []
+
+        async def wait(endpoint_id):
+            if await host.wait_for_room(endpoint_id):
+                host.serve(endpoint_id)
+                served.append(endpoint_id)
+
+        async def all_waiting(*endpoint_ids):
+            waits = [asyncio.create_task(wait(endpoint_id)) for endpoint_id in endpoint_ids]
+            await asyncio.sleep(0.1)
+            return waits
+
+        host.enter()
+        waits = await all_waiting("ep1", "ep2", "ep3")
+        host.leave()
+        await asyncio.sleep(0.1)
+        for left in waits[1:]:
+            left.cancel()
+        await all_waiting("ep1", "ep3", "ep2")
+        for _ in range(3):
+            host.leave()
+            await asyncio.sleep(0.1)
+        return served
+
+    assert virtual.run(main()) == ["ep1", "ep2", "ep3", "ep1"]
+
+
+def test_the_places_of_many_endpoints_are_forgotten():
+    places = host_limits.Places(max_places=2)
+    first = places.of("ep1")
+    assert (places.of("ep1"), places.of("ep2") > first) == (first, True)
+    places.of("ep3")
+    assert places.of("ep1") > places.of("ep3")
 
 
 def test_a_changed_share_applies_to_known_hosts():
