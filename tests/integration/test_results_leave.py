@@ -8,15 +8,17 @@ import threading
 import pytest
 
 from delivery.config import plan_builder, settings
+from delivery.registry_model import Retrying
 from delivery.webhooks.lanes import worker
+from delivery.webhooks.retries import retry_messages
 from tests.integration import serving
 from tests.integration.customers import Source
-from tests.support import builders
+from tests.support import builders, leases
 
 pytestmark = pytest.mark.integration
 PLAN = dataclasses.replace(plan_builder.plan_of(settings.Settings()), guard=serving.OPEN, attempt_timeout_s=20)
 
-
+FAILED = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
 RECORD = builders.record(value=b'{"tenant_id": "t1", "id": "e0"}')
 
 
@@ -59,6 +61,38 @@ def test_an_accepting_endpoint_is_reported_by_the_first_task_only():
                 return [to.endpoint_id for part in here.deliver([[RECORD]], source) for to in part.accepting]
 
             assert [await asyncio.to_thread(accepting) for _ in range(3)] == [["ep1"], [], []]
+            here.close()
+
+    serving.run(main())
+
+
+def test_an_endpoint_is_reported_again_by_its_first_acceptance_after_a_failure():
+    """The failure may be in any lane of the worker: here in the direct lane, then in the retry lane."""
+
+    async def main():
+        answers = [serving.OK]
+
+        async def answer(server, writer):  # noqa: ARG001
+            writer.write(answers[-1])
+
+        async with serving.serve(answer) as server:
+            here = worker.Worker(PLAN)
+            row = builders.endpoint(url=server.url(), retrying=Retrying())
+            source = Source(builders.snapshot(row, builders.subscription()))
+
+            def accepting():
+                return [to.endpoint_id for part in here.deliver([[RECORD]], source) for to in part.accepting]
+
+            async def after_a_failure(fail):
+                answers.append(FAILED)
+                await asyncio.to_thread(fail)
+                answers.pop()
+                return [await asyncio.to_thread(accepting) for _ in range(2)]
+
+            assert await asyncio.to_thread(accepting) == ["ep1"]
+            assert await after_a_failure(accepting) == [["ep1"], []]
+            retry = here.retry([retry_messages.encoded(leases.lease())], source, 10.0)
+            assert await after_a_failure(lambda: list(retry)) == [["ep1"], []]
             here.close()
 
     serving.run(main())

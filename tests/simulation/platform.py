@@ -257,7 +257,7 @@ class Platform:
         for records in given:
             yield process.rows_of(await lane.submit(records))
         last = await lane.finish()
-        last.accepting = process.acceptances.to_report(last.accepting, asyncio.get_running_loop().time())
+        last.accepting = process.acceptances.to_report(last.accepting, last.failed, asyncio.get_running_loop().time())
         yield process.rows_of(last)
         self._apply_reports(process, last)
 

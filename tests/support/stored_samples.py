@@ -112,7 +112,7 @@ def _report() -> retry_messages.Report:
 
 
 def _lease() -> retry_messages.Lease:
-    return retry_messages.Lease(EP, C, '"a"', 9, "expired", [_entry()], is_probe=True)
+    return retry_messages.Lease(EP, C, '"a"', 9, "expired", [_entry()], is_probe=True, accepted_ms=NOW - 5)
 
 
 def _slices() -> list[segment_store.SegmentSlice]:
@@ -125,7 +125,7 @@ def _segments() -> dict[int, compaction.StoredSegment]:
 
 def _retry_index() -> shard_scheduler.RetryIndex:
     state = endpoint_state.EndpointState(
-        window=window.Window(3, NOW + 500, 2, False, NOW - 9000, NOW - 10, NOW + 7, True),  # every element
+        window=window.Window(3, NOW + 500, 2, False, NOW - 9000, NOW - 10, NOW + 7, True, NOW - 5),  # every element
         events=4,
         size=70,
         fifos={None: fifo.Fifo(2, 8, 1, NOW - 1, NOW + 1, _slices()), '"a"': fifo.Fifo(1, 9)},

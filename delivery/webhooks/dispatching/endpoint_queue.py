@@ -73,6 +73,8 @@ class Queue(Generic[Sent]):
     """When the endpoint last responded in this task, with any status, by the endpoint clock."""
     was_unreachable: bool = False
     has_accepted: bool = False
+    has_failed: bool = False
+    """True if the endpoint did not accept an attempt of the task."""
     gone: set[AttemptedEndpoint] = field(default_factory=set)
     """The endpoint, by each URL that has responded 410 Gone. Deliveries of one task may have different URLs."""
 
@@ -135,6 +137,7 @@ class Queue(Generic[Sent]):
             if breaker is None:
                 return False
         else:
+            self.has_failed = True
             if error_class != errors.AttemptTimedOut.error_class:
                 self.response_time.no_response_since = None
             self.was_unreachable |= error_class in outage_detection.UNREACHABLE_CLASSES
@@ -163,6 +166,8 @@ class DispatchReport(NamedTuple):
     """Endpoints for whose response a task of the worker waited in vain (`EndpointMemory.take_late`)."""
     accepting: Sequence[Endpoint]
     """Endpoints that have accepted a delivery."""
+    failed: Collection[EndpointId]
+    """Endpoints that have not accepted an attempt."""
 
 
 class InFlight(NamedTuple, Generic[Sent]):
@@ -198,6 +203,7 @@ def report(
         unresponsive=unresponsive,
         late=late,
         accepting=[queue.endpoint for queue in queues if queue.has_accepted],
+        failed=[queue.endpoint_id for queue in queues if queue.has_failed],
     )
 
 

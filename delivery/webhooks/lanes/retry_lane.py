@@ -147,13 +147,14 @@ class RetryLane:
 
         Return all leases' results that no call has returned before. A lease that has not ended continues: its accepted
         deliveries are returned now, and its other results by a later call. The results include the destinations that responded,
-        or were unreachable, since the last call of `finish_task`.
+        or were unreachable, and the endpoints that failed, since the last call of `finish_task`.
         """
         await self._book.wait(wait_s)
         self._book.finish_task()
         self._memory.finish_task()
         drained = self._drain()
         drained.results.reach = self._runner.observations.drain_reachability()
+        drained.results.failed = self._runner.observations.drain_failed()
         return drained
 
     def drain(self) -> LeaseResults | None:

@@ -154,7 +154,7 @@ class WorkerState:
         `results.accepting` keeps only the endpoints that are to be reported to the retry lane now (health hints). If
         `results.reach` shows that our own network is broken, forget all circuit breakers.
         """
-        results.accepting = self._acceptances.to_report(results.accepting, time.monotonic())
+        results.accepting = self._acceptances.to_report(results.accepting, results.failed, time.monotonic())
         results.own_delay_s = self._endpoint_clock.own_delay_s()
         results.waited_for_hosts = self.memory.hosts.drain_delayed()
         results.clock_ahead_s = self.now_s.ahead_s

@@ -10,14 +10,14 @@ from delivery.webhooks.scheduling import outage_detection
 
 
 class EndpointObservations:
-    """Collect the endpoints that are gone (410), and the endpoints that responded or were unreachable.
+    """Collect the endpoints that are gone (410), that failed, and that responded or were unreachable.
 
-    `drain_gone` returns and forgets the endpoints that are gone. `drain_reachability` returns and forgets the destinations that
-    responded or were unreachable.
+    Each method `drain_…` returns and forgets what was collected since its last call.
     """
 
     def __init__(self) -> None:
         self._gone: set[AttemptedEndpoint] = set()
+        self._failed: set[EndpointId] = set()
         self._responded: dict[EndpointId, tuple[Endpoint, bool]] = {}
         """By endpoint id: the endpoint, and True if it responded. False: it was unreachable."""
 
@@ -39,6 +39,8 @@ class EndpointObservations:
         3. Any other attempt shows nothing.
         """
         endpoint_id, error_class = endpoint.endpoint_id, attempt.error_class
+        if error_class is not None:
+            self._failed.add(endpoint_id)
         if error_class == error_classes.GONE:
             self._gone.add(endpoint.as_attempted())
         if error_class is None or attempt.status is not None:
@@ -54,6 +56,11 @@ class EndpointObservations:
         """Return the endpoints that responded with 410 Gone since the last call."""
         gone, self._gone = frozenset(self._gone), set()
         return gone
+
+    def drain_failed(self) -> frozenset[EndpointId]:
+        """Return the endpoints that did not accept an attempt since the last call."""
+        failed, self._failed = frozenset(self._failed), set()
+        return failed
 
     def drain_reachability(self) -> outage_detection.Reachability:
         """Return the destinations that responded or were unreachable since the last call."""

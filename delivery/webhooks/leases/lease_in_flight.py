@@ -211,7 +211,9 @@ class LeaseInFlight:
         After a failed attempt no further entry of an ordered lease is attempted.
         """
         entry, error_class = self.message.entries[prepared.place], attempt.error_class
-        settled = lease_triage.settle(entry, self.endpoint, attempt, now_ms=now_ms, rng=rng)
+        settled = lease_triage.settle(
+            entry, self.endpoint, attempt, accepted_ms=self.message.accepted_ms, now_ms=now_ms, rng=rng
+        )
         if error_class is None:
             self.report.count_accepted()
             self.report.record_all(entry, prepared.skipped)

@@ -14,16 +14,28 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from delivery import errors
 from delivery.model import Attempt, NextAttempt, OutcomeKind, SkipReason
 from delivery.registry_model import Endpoint, EndpointStatus, Revision
 from delivery.webhooks.batching import segment
 from delivery.webhooks.leases import lease_delivery
-from delivery.webhooks.policy import backoff, retry_reasons
+from delivery.webhooks.policy import backoff, error_classes, retry_reasons
 from delivery.webhooks.results import completed_work
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries, revalidation
 from delivery.webhooks.scheduling import circuit_breaker
 
+EVENT_DEPENDENT = frozenset(
+    {
+        error_classes.SERVER_ERROR,
+        error_classes.UNAVAILABLE,
+        errors.AttemptTimedOut.error_class,
+        errors.ConnectionLost.error_class,
+        errors.ResponseInvalid.error_class,
+    }
+)
+"""Error classes of failures that one event can cause at a healthy endpoint. A crash behind a gateway gives `unavailable`. A 429
+and a failed connect do not depend on the event."""
 _MISSING = frozenset({SkipReason.ENDPOINT_DELETED, SkipReason.SUBSCRIPTION_DELETED, SkipReason.TENANT_DELETED})
 _PAUSE_REASONS = {
     EndpointStatus.PAUSED: retry_reasons.ENDPOINT_PAUSED,
@@ -125,9 +137,15 @@ def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_wor
 
 
 def settle(
-    entry: retry_messages.RetryEntry, endpoint: Endpoint, attempt: Attempt, *, now_ms: int, rng: random.Random
+    entry: retry_messages.RetryEntry,
+    endpoint: Endpoint,
+    attempt: Attempt,
+    *,
+    accepted_ms: int,
+    now_ms: int,
+    rng: random.Random,
 ) -> Disposition:
-    """Return the decision about an attempted entry.
+    """Return the decision about an attempted entry. `accepted_ms`: when the endpoint last accepted a request (Lease).
 
     1. Accepted: delivered.
     2. Failed: postponed until the time that `backoff.next_attempt` returns.
@@ -151,9 +169,22 @@ def settle(
     return Disposition(
         kind,
         next_attempt,
-        is_unhealthy=error_class in circuit_breaker.UNHEALTHY,
+        is_unhealthy=error_class in circuit_breaker.UNHEALTHY and not is_poison(entry, attempt, accepted_ms),
         is_refusal=error_class in circuit_breaker.REFUSED,
     )
+
+
+def is_poison(entry: retry_messages.RetryEntry, attempt: Attempt, accepted_ms: int) -> bool:
+    """Return True if a failed `attempt` says more about the entry's events (a poison message) than about the endpoint.
+
+    The entry's attempt before failed too, and the endpoint has accepted another request since then, at `accepted_ms`. Both
+    attempts failed with a class in EVENT_DEPENDENT. An endpoint that fails from now on still shows it by other entries, and by
+    the next attempt of this entry.
+    """
+    if not entry.history or attempt.error_class not in EVENT_DEPENDENT:
+        return False
+    before = entry.history[-1]
+    return before.error_class in EVENT_DEPENDENT and before.started_at_ms + before.duration_ms < accepted_ms
 
 
 def parts(

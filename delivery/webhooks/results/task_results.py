@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,8 @@ class Results:
     """Endpoints for whose response a task of this worker waited in vain."""
     accepting: Sequence[Endpoint] = ()
     """Endpoints that accepted a request, to be reported to the retry lane (`retries.health_hints`)."""
+    failed: Collection[EndpointId] = ()
+    """Endpoints that did not accept a request: their next acceptance is reported at once (`retries.health_hints`)."""
     waited_for_hosts: int = 0
     """Waits of this worker's requests for the limits of their host, since the worker's last report."""
     clock_ahead_s: float = 0.0
@@ -69,6 +71,7 @@ def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Result
         unresponsive=report.unresponsive,
         late=report.late,
         accepting=report.accepting,
+        failed=report.failed,
         **fields,
     )
 

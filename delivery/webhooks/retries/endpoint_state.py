@@ -202,8 +202,8 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
 def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
     """Return the state of an endpoint from its index entry. `entry` None: the index has no entry; return a new state.
 
-    If the endpoint has no retry entries, its window is reset once `known_until_ms` has passed. The reset keeps only the times
-    of the first and the last failure (Window.without_report).
+    If the endpoint has no retry entries, its window is reset once `known_until_ms` has passed. The reset keeps only some times
+    (Window.without_report).
     """
     if entry is None:
         return EndpointState()

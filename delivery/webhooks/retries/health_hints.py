@@ -4,7 +4,8 @@ Runs in the executors; `report_interval_s` also on the driver. Pure, except for 
 
 The retry lane reports endpoints that accept nothing, and the driver disables these endpoints. The other lanes report
 deliveries that an endpoint did not accept: by retry entries, or by hints if these deliveries are given up. A report for each
-success would cost as much as the delivery's own record. So a worker reports each accepting endpoint now and then.
+success would cost as much as the delivery's own record. So a worker reports each accepting endpoint now and then, and after
+each failure. An endpoint that accepts some events and refuses others is then known to be healthy (`lease_triage.is_poison`).
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def report_interval_s(disable_after_s: float) -> float:
 class Acceptances:
     """Decide for one worker when a hint about an accepting endpoint is due. The first acceptance is reported at once.
 
-    After a hint, the next hint about the endpoint is due after a random time of at most `every_s` seconds. It is made at the
-    first acceptance after that. If more than `max_known` endpoints have a next time, all these times are forgotten.
+    After a hint, the next hint about the endpoint is due after a random time of at most `every_s` seconds, or after a failure
+    of the endpoint. It is made at the first acceptance after that. If more than `max_known` endpoints have a next time, all
+    these times are forgotten.
     """
 
     def __init__(self, every_s: float, rng: random.Random | None = None, *, max_known: int = MAX_KNOWN) -> None:
@@ -47,11 +49,14 @@ class Acceptances:
         self._rng = rng or random.Random()  # noqa: S311  # spreads times
         self._next_at: dict[EndpointId, float] = {}
 
-    def to_report(self, accepted: Iterable[Endpoint], now: float) -> list[Endpoint]:
+    def to_report(self, accepted: Iterable[Endpoint], failed: Iterable[EndpointId], now: float) -> list[Endpoint]:
         """Return those of the `accepted` endpoints that are to be reported now, and count them as reported.
 
-        `now` is monotonic, in seconds.
+        `accepted` and `failed` have the endpoints that accepted or failed a request since the last call. `now` is monotonic, in
+        seconds.
         """
+        for endpoint_id in failed:
+            self._next_at.pop(endpoint_id, None)
         due = [endpoint for endpoint in accepted if self._next_at.get(endpoint.endpoint_id, now) <= now]
         if len(self._next_at) + len(due) > self._max_known:
             self._next_at.clear()

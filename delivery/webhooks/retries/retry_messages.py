@@ -209,7 +209,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     delivered: int
     """Number of entries that the endpoint accepted."""
     failed: int
-    """Number of attempts whose failure shows that the endpoint is unhealthy."""
+    """Number of attempts whose failure shows that the endpoint is unhealthy. Since 2026-11-29, repeated failures of an entry do
+    not count if the endpoint accepted another request meanwhile (`lease_triage.is_poison`)."""
     blocked: str | None
     """Why no entry was attempted, such as `endpoint_paused`: a word of `window.BLOCKED`. Null: the endpoint is not blocked."""
     retry_after_s: float | None
@@ -262,6 +263,8 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     is_probe: bool = False
     """True if the endpoint's last report had only failures, or if the endpoint has not recovered from a back-off
     (Window.is_degraded). A further failure then says nothing about our network."""
+    accepted_ms: int = 0
+    """Time of the last request that the endpoint accepted, as far as the shard knows. 0: unknown."""
 
 
 _encoder = msgspec.msgpack.Encoder()

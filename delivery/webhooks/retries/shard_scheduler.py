@@ -368,8 +368,8 @@ class _Scheduler:
             # `now_ms` is no time for the lease: a micro-batch that runs again after an outage has its old time.
             line.lease, line.leased, line.unreported_since_ms = self._index.last_lease, len(entries), 0
             self._room -= sum(entry.written_bytes for entry in entries)
-            is_probe = endpoint.window.is_degraded
-            self._emit(key, entries, order_key=order_key, number=line.lease, given_up=None, is_probe=is_probe)
+            known = {"is_probe": endpoint.window.is_degraded, "accepted_ms": endpoint.window.accepted_ms}
+            self._emit(key, entries, order_key=order_key, number=line.lease, given_up=None, **known)
         return len(entries)
 
     def _give_up(self, key: str, order_key: str | None, entries: list[RetryEntry], reason: str) -> None:

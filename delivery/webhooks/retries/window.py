@@ -93,6 +93,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     has_only_failed: bool = False
     """True if all attempts of the last report failed. A report without any attempt changes nothing. False after a report that
     the endpoint is paused, disabled or quarantined."""
+    accepted_ms: int = 0
+    """Time of the last report or health hint after which the endpoint had accepted a request, in any lane. 0: unknown."""
 
     def apply_deferral(self, reason: str, policy: ShardPolicy, now_ms: int, since_ms: int) -> None:
         """Apply the reason for which another lane deferred a delivery at `since_ms`.
@@ -112,13 +114,14 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def apply_health_hint(self, message: retry_messages.Postponed, policy: ShardPolicy, now_ms: int) -> None:
         """Apply the health hint of a message, if the message has one."""
         if message.accepts:
-            self.record_acceptance()
+            self.record_acceptance(min(message.at_ms or now_ms, now_ms))
         elif message.accepts is not None:
             self.record_failure(policy, min(message.at_ms, now_ms))
 
-    def record_acceptance(self) -> None:
-        """Record that the endpoint accepted a request, in any lane."""
+    def record_acceptance(self, at_ms: int) -> None:
+        """Record that the endpoint has accepted a request before `at_ms`, in any lane."""
         self.failing_since_ms = None
+        self.accepted_ms = max(self.accepted_ms, at_ms)
 
     def record_failure(self, policy: ShardPolicy, at_ms: int) -> None:
         """Record that the endpoint did not accept a request at `at_ms`, in any lane.
@@ -141,7 +144,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
            answer accepts or refuses.
         4. Other answers, including those that accept nothing: the endpoint is alive. The window doubles, up to
            `max_lease_entries`.
-        5. Neither, for example because of faults of the platform: the window stays as it is.
+        5. Neither, for example because of faults of the platform or of single events (`lease_triage.is_poison`): the window
+           stays as it is.
 
         In each case no request begins before the longest `Retry-After` has passed. Until KNOWLEDGE_MS after the report, or
         after the end of a present wait (`backoff_until_ms`), no deferral by another lane causes a back-off.
@@ -163,7 +167,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
             else:
                 self.size = max(1, size)
         if report.delivered:
-            self.record_acceptance()
+            self.record_acceptance(min(report.at_ms or now_ms, now_ms))
         elif report.blocked is None and (report.failed or report.refused):
             self.record_failure(policy, min(report.at_ms or now_ms, now_ms))
         if report.retry_after_s is not None:
@@ -207,11 +211,11 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         return max(self.known_until_ms, self.failed_ms + _max_silence_ms(policy))
 
     def without_report(self) -> Window:
-        """Return a new window with only the times of the first and the last failure.
+        """Return a new window with only the times of the first and the last failure, and of the last acceptance.
 
         Called after `known_until_ms` has passed, if the endpoint has no retry entries.
         """
-        return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms)
+        return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms, accepted_ms=self.accepted_ms)
 
     def _back_off(self, policy: ShardPolicy, now_ms: int) -> None:
         wait_s = min(policy.probe_interval_s * 2.0 ** min(self.backoffs, 32), policy.max_probe_interval_s)

@@ -45,3 +45,12 @@ def test_an_endpoint_that_is_gone_is_drained_once():
     assert found.drain_gone() == {builders.endpoint().as_attempted()}
     assert (found.has_gone, found.drain_gone()) == (False, frozenset())
     assert found.drain_reachability().asked == 1
+
+
+@pytest.mark.parametrize(
+    ("attempts", "failed"),
+    [([(None, 200)], set()), ([("server_error", 500), (None, 200)], {"ep1"}), ([("dns", None)], {"ep1"})],
+)
+def test_an_endpoint_that_failed_is_drained_once(attempts, failed):
+    found = observed(*attempts)
+    assert (found.drain_failed(), found.drain_failed()) == (failed, frozenset())

@@ -176,7 +176,7 @@ OURS = NextAttempt(NOW_MS + 5000, 0)
 )
 def test_an_attempt_settles_its_entry(error_class, entry, settled):
     attempt = Attempt(1, NOW_MS, 5.0, None, error_class)
-    assert lease_triage.settle(waiting(**entry), ENDPOINT, attempt, now_ms=NOW_MS, rng=fakes.Middle()) == settled
+    assert lease_triage.settle(waiting(**entry), ENDPOINT, attempt, accepted_ms=0, now_ms=NOW_MS, rng=fakes.Middle()) == settled
 
 
 def test_each_further_fault_of_ours_in_a_row_makes_the_wait_longer():
@@ -184,12 +184,41 @@ def test_each_further_fault_of_ours_in_a_row_makes_the_wait_longer():
     local, other = (Attempt(1, NOW_MS, 5.0, None, error_class) for error_class in (errors.LocalFailure.error_class, "dns"))
     waits = []
     for history in [(), (local,), (local, other), (other, local, local)]:
-        settled = lease_triage.settle(waiting(history=history), ENDPOINT, local, now_ms=NOW_MS, rng=fakes.Middle())
+        settled = lease_triage.settle(
+            waiting(history=history), ENDPOINT, local, accepted_ms=0, now_ms=NOW_MS, rng=fakes.Middle()
+        )
         waits.append(settled.next_attempt.at_ms - NOW_MS)
     assert waits == [5000, 10_000, 5000, 15_000]
 
 
 def test_a_response_may_ask_for_a_longer_wait():
     attempt = Attempt(1, NOW_MS, 5.0, 503, "unavailable", retry_after_s=50.0)
-    settled = lease_triage.settle(waiting(), ENDPOINT, attempt, now_ms=NOW_MS, rng=fakes.Middle())
+    settled = lease_triage.settle(waiting(), ENDPOINT, attempt, accepted_ms=0, now_ms=NOW_MS, rng=fakes.Middle())
     assert settled.next_attempt == NextAttempt(NOW_MS + 55_000, 1)  # the middle of 50 s and a fifth more
+
+
+@pytest.mark.parametrize(
+    ("before", "error_class", "is_unhealthy"),
+    [
+        pytest.param([("server_error", 10)], "server_error", False, id="poison"),
+        pytest.param([("timeout", 10)], "unavailable", False, id="poison that fails in different ways"),
+        pytest.param([("server_error", 0)], "server_error", True, id="nothing accepted since"),
+        pytest.param([("server_error", 10), ("server_error", 0)], "server_error", True, id="nothing accepted since the last"),
+        pytest.param([], "server_error", True, id="a first failure"),
+        pytest.param([("server_error", 10)], "throttled", True, id="the endpoint asks for fewer requests"),
+        pytest.param([("server_error", 10)], "connect", True, id="no connection"),
+        pytest.param([("connect", 10)], "server_error", True, id="no connection before"),
+    ],
+)
+def test_a_repeated_failure_of_poison_says_nothing_about_the_endpoint(before, error_class, is_unhealthy):
+    """Each attempt before has its error class, and the milliseconds from its end to the endpoint's last acceptance."""
+    history = tuple(Attempt(1, NOW_MS - 1000 - ago_ms, 5.0, None, known) for known, ago_ms in before)
+    settled = lease_triage.settle(
+        waiting(history=history),
+        ENDPOINT,
+        Attempt(2, NOW_MS, 5.0, None, error_class),
+        accepted_ms=NOW_MS - 995,
+        now_ms=NOW_MS,
+        rng=fakes.Middle(),
+    )
+    assert (settled.is_unhealthy, settled.kind) == (is_unhealthy, OutcomeKind.POSTPONED)

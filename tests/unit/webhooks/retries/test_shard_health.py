@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from delivery.webhooks.leases import lease_triage
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.retries import retry_messages
 from tests.support.retries import (
@@ -49,6 +50,35 @@ def test_an_endpoint_that_fails_now_and_then_recovers_from_a_back_off(every):
         ]
         waiting = [entry(reason=retry_reasons.CIRCUIT_OPEN) for _ in range(20)] if shard.backlog.suppressed else []
     assert (shard.backlog.suppressed, shard.backlog.events) == (frozenset(), (next(requests) - 1) // every)
+
+
+def poison_retries(leases, now_ms):
+    """Return the reports of leases whose entries all fail again, as a worker makes them."""
+    attempt = failed_attempt(started_at_ms=now_ms)
+    return [
+        reported(
+            lease,
+            *(requeue(place, now_ms + 60_000, attempt) for place in range(len(lease.entries))),
+            failed=sum(not lease_triage.is_poison(each, attempt, lease.accepted_ms) for each in lease.entries),
+        )
+        for lease in leases
+    ]
+
+
+@pytest.mark.parametrize(("hint", "suppressed_s"), [(ACCEPTED, 0), (None, 285)], ids=["accepts others", "accepts nothing"])
+def test_an_endpoint_that_always_fails_some_events_is_not_suppressed(hint, suppressed_s):
+    """Regression: the retry lane sees only the events that fail. Two in a hundred suppressed the endpoint most of the time.
+
+    Each second one more event fails, and is attempted again after 5 s, then each minute.
+    """
+    shard, reports, suppressed = Shard(), [], 0
+    for second in range(300):
+        now_ms = NOW + second * 1000
+        failed = entry(again_at_ms=now_ms + 5000, since_ms=now_ms, history=(failed_attempt(started_at_ms=now_ms - 10),))
+        leases = shard.step(postponed(failed), *([hint] if hint else []), *reports, now_ms=now_ms)
+        reports = poison_retries(leases, now_ms)
+        suppressed += bool(shard.backlog.suppressed)
+    assert (suppressed, shard.backlog.events) == (pytest.approx(suppressed_s, abs=10), 300)
 
 
 def test_a_throttling_endpoint_gets_at_most_twice_what_it_takes():

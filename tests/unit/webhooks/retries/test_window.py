@@ -241,7 +241,7 @@ def test_an_acceptance_or_a_block_resets_the_failing_time(of_another_lane):
     made = window.Window()
     made.apply_report(FAILED, AN_HOUR, NOW)
     if of_another_lane == "accepted":
-        made.record_acceptance()
+        made.record_acceptance(NOW + 1000)
     else:
         made.apply_deferral(of_another_lane, AN_HOUR, NOW + 1000, NOW)
     for at_s in (1600, 3200, 3600):
@@ -254,7 +254,7 @@ def test_a_failure_is_remembered_until_it_is_silence():
     for at_s in (0, 1600, 3200, 3600):
         made.record_failure(AN_HOUR, NOW + at_s * 1000)
         assert made.kept_until_ms(AN_HOUR) == NOW + at_s * 1000 + 1_600_000
-    made.record_acceptance()
+    made.record_acceptance(NOW + 3_600_000)
     assert made.kept_until_ms(AN_HOUR) == 0
 
 
@@ -274,6 +274,32 @@ def test_a_failure_counts_from_its_own_time():
 
 def test_an_outdated_window_keeps_only_the_failing_time():
     assert after(*[FAILED] * 9).without_report() == window.Window(failing_since_ms=NOW, failed_ms=NOW)
+    assert after(ACCEPTED).without_report() == window.Window(accepted_ms=NOW)
+
+
+@pytest.mark.parametrize(
+    ("message", "known_ms"),
+    [
+        (report(delivered=1, at_ms=NOW - 500), NOW - 500),
+        (report(delivered=1, failed=7, at_ms=NOW + 500), NOW),  # of a clock that is ahead
+        (ACCEPTED, NOW),
+        (FAILED, 0),
+        (REFUSED, 0),
+        (retry_messages.Postponed.health_hint("ep1", "c1", accepts=True, at_ms=NOW - 500), NOW - 500),
+        (retry_messages.Postponed.health_hint("ep1", "c1", accepts=True, at_ms=NOW + 500), NOW),
+        (retry_messages.Postponed.health_hint("ep1", "c1", accepts=False, at_ms=NOW), 0),
+        (retry_messages.Postponed.completion("ep1", "c1", [], accepted=True), NOW),
+    ],
+)
+def test_a_window_knows_the_last_acceptance_in_any_lane(message, known_ms):
+    made = window.Window()
+    if isinstance(message, retry_messages.Report):
+        made.apply_report(message, POLICY, NOW)
+    else:
+        made.apply_health_hint(message, POLICY, NOW)
+    assert made.accepted_ms == known_ms
+    made.record_acceptance(NOW - 9000)  # an older message that comes late
+    assert made.accepted_ms == max(known_ms, NOW - 9000)
 
 
 def test_refusals_do_not_narrow_the_window():
