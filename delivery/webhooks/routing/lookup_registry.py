@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import cachetools
 
@@ -141,6 +141,8 @@ class LookupRegistry:
         self._registered: cachetools.TTLCache[TenantId, bool] = cachetools.TTLCache(maxsize=max_answers, ttl=ttl_s, timer=clock)
         self._endpoints: cachetools.LRUCache[EndpointId, Endpoint] = cachetools.LRUCache(maxsize=MAX_SHARED_ENDPOINTS)
         self._seen: deque[tuple[float, Revision]] = deque()
+        self._newest_read = Revision(0)
+        """Newest revision that `reader` has returned."""
 
     @property
     def revision(self) -> Revision:
@@ -189,8 +191,7 @@ class LookupRegistry:
         """
         known = None if read_again else self._destinations.get(endpoint_id)
         if known is None:
-            found = await asyncio.to_thread(self._reader.endpoint, endpoint_id)
-            self.confirm(found.revision)
+            found = await self._look_up(self._reader.endpoint, endpoint_id)
             row = found.endpoints.get(endpoint_id)
             known = registries.Destination(row and self._shared(row), found.subscriptions)
             self._destinations[endpoint_id] = known
@@ -217,8 +218,7 @@ class LookupRegistry:
     async def _deleted(self, tenants: Collection[TenantId], *, read_again: bool) -> list[TenantId]:
         known = {tenant: None if read_again else self._registered.get(tenant) for tenant in tenants if tenant != PLATFORM}
         if unknown := [tenant for tenant, is_registered in known.items() if is_registered is None]:
-            found = await asyncio.to_thread(self._reader.tenants, unknown)
-            self.confirm(found.revision)
+            found = await self._look_up(self._reader.tenants, unknown)
             answered = {tenant: tenant in found.tenants for tenant in unknown}
             self._registered.update(answered)
             known.update(answered)
@@ -253,11 +253,26 @@ class LookupRegistry:
         return answer
 
     async def _read(self, event_type: str, tenant_id: TenantId | None, since: Revision | None) -> _Answer:
-        # In a thread: requests in flight must not time out while Postgres is slow or unavailable.
-        found = await asyncio.to_thread(self._reader.candidates, event_type, tenant_id, since)
-        self.confirm(found.revision)
+        found = await self._look_up(self._reader.candidates, event_type, tenant_id, since)
         status = None if tenant_id is None else found.tenants.get(tenant_id)
         return _Answer(found.revision, status, self._router(found) if found.subscriptions else None)
+
+    async def _look_up(self, read: Callable[..., Snapshot], *arguments: Any) -> Snapshot:
+        """Return the rows that `read` returns, and record their revision.
+
+        If the revision is below that of an earlier read, Postgres has failed over and lost commits. All answers are then
+        forgotten: they may have lost rows, and lack new rows whose revision they claim to know.
+        """
+        newest = self._newest_read
+        # In a thread: requests in flight must not time out while Postgres is slow or unavailable.
+        found = await asyncio.to_thread(read, *arguments)
+        if found.revision < newest:
+            for answers in (self._naming_a_tenant, self._for_all_tenants, self._destinations, self._registered, self._seen):
+                answers.clear()
+            self._newest_read = found.revision
+        self._newest_read = max(self._newest_read, found.revision)
+        self.confirm(found.revision)
+        return found
 
     def _router(self, found: Snapshot) -> matching.Router:
         return matching.Router(replace(found, endpoints={key: self._shared(row) for key, row in found.endpoints.items()}))

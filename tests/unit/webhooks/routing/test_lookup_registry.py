@@ -159,6 +159,26 @@ def test_no_cached_answer_is_older_than_the_revision(registry, reader, clock):
     assert registry.revision == 7
 
 
+def destination(registry):
+    return asyncio.run(registry.destination("ep1", ["t1"]))
+
+
+def test_a_revision_that_falls_forgets_all_answers(registry, reader, clock):
+    """Regression: after a failover that lost commits, a cached answer without a new subscription claimed to know its revision.
+
+    The events of that subscription in the retry lane were skipped as `subscription_deleted`.
+    """
+    registry.confirm(Revision(100))  # a task brings it, and the reader has not answered yet
+    reader.snapshot = replace(reader.snapshot, subscriptions={}, revision=Revision(99))
+    assert (destination(registry).subscriptions, registry.newest) == ({}, 100)
+    added = builders.subscription(scope=builders.scope("t1"))
+    reader.snapshot = replace(reader.snapshot, subscriptions={added.subscription_id: added}, revision=Revision(91))
+    clock.now += 1
+    matches(registry, tenant_id="t1")
+    assert (registry.revision, registry.newest) == (91, 91)
+    assert destination(registry).subscriptions == {"s1": added}
+
+
 def test_a_receipt_names_no_revision_that_an_answer_lacks(registry, reader, clock):
     """Regression: the revision was read after the second look-up, which may wait for Postgres until the first is too old."""
     asyncio.run(registry.router_for(builders.event(tenant_id="t2")))  # brings the answer for all tenants, at revision 5
