@@ -218,7 +218,7 @@ class LeaseInFlight:
             self.report.count_accepted()
             self.report.record_all(entry, prepared.skipped)
         else:
-            self.report.count_failure(settled, attempt.retry_after_s)
+            self.report.count_failure(settled, attempt)
             self._stop_if_ordered()
             if settled.next_attempt is not None:
                 self.report.requeue(prepared.place, settled.next_attempt, error_class, (attempt,))

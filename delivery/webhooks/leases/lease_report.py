@@ -13,6 +13,7 @@ from typing import Any
 from delivery.model import Attempt, NextAttempt, Outcome, OutcomeKind, Record, SkipReason
 from delivery.webhooks.leases import lease_delivery
 from delivery.webhooks.leases.lease_triage import Disposition
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import intake, registries, revalidation
@@ -31,6 +32,7 @@ class LeaseReport:
         "_delivered",
         "_destination",
         "_failed",
+        "_is_throttled",
         "_lease",
         "_refused",
         "_requeued",
@@ -50,6 +52,7 @@ class LeaseReport:
         self._requeued: list[retry_messages.Requeue] = []
         self._delivered = self._failed = self._refused = 0
         self._retry_after_s: float | None = None
+        self._is_throttled = False
 
     @property
     def has_accepted(self) -> bool:
@@ -76,15 +79,16 @@ class LeaseReport:
         kept = tuple(map(retry_messages.shortened, attempts))
         self._requeued.append(retry_messages.Requeue(place, next_attempt, reason or self._lease.entries[place].reason, kept))
 
-    def count_failure(self, disposition: Disposition, retry_after_s: float | None) -> None:
-        """Count a failed attempt if the endpoint is unhealthy or refused the entry. Keep the longest `retry_after_s`.
+    def count_failure(self, disposition: Disposition, attempt: Attempt) -> None:
+        """Count a failed attempt if the endpoint is unhealthy or refused the entry. Keep what the response asks for.
 
-        `retry_after_s` None: the response asked for no wait.
+        A response asks for a wait (`retry_after_s`), of which the longest is kept, or for fewer requests (429).
         """
         self._failed += disposition.is_unhealthy
         self._refused += disposition.is_refusal
-        if retry_after_s is not None:
-            self._retry_after_s = max(retry_after_s, self._retry_after_s or 0.0)
+        self._is_throttled |= attempt.error_class == error_classes.THROTTLED
+        if attempt.retry_after_s is not None:
+            self._retry_after_s = max(attempt.retry_after_s, self._retry_after_s or 0.0)
 
     def count_accepted(self) -> None:
         """Count an entry that the endpoint accepted."""
@@ -153,4 +157,5 @@ class LeaseReport:
             requeued=sorted(self._requeued, key=lambda requeue: requeue.place),
             entries=len(lease.entries),
             at_ms=now_ms,
+            is_throttled=self._is_throttled,
         )

@@ -224,6 +224,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     another lease. The number of entries tells them apart. 0: unknown. Since 2026-11-22."""
     at_ms: int = 0
     """When the report was made. 0: unknown. Since 2026-11-23."""
+    is_throttled: bool = False
+    """True if a response had the status 429. Since 2026-11-29."""
 
     def requeued_on_shard_clock(self, now_ms: int) -> list[Requeue]:
         """Return `requeued` with times on the clock of the shard, which reads `now_ms`.

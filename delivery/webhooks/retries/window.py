@@ -233,9 +233,7 @@ def _asks_for_fewer(report: retry_messages.Report) -> bool:
 
     A window that grew beyond what such an endpoint takes a second would only cause more of these responses.
     """
-    attempts = (attempt for requeue in report.requeued for attempt in requeue.attempts)
-    is_throttled = any(attempt.error_class == error_classes.THROTTLED for attempt in attempts)
-    return report.failed > 0 and (report.retry_after_s is not None or is_throttled)
+    return report.failed > 0 and (report.retry_after_s is not None or report.is_throttled)
 
 
 def _max_silence_ms(policy: ShardPolicy) -> int:

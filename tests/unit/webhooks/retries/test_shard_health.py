@@ -91,7 +91,7 @@ def test_a_throttling_endpoint_gets_at_most_twice_what_it_takes():
         [lease] = leases
         sizes.append(len(lease.entries))
         refusals = [requeue(place, NOW + DAY_MS, too_many) for place in range(5, len(lease.entries))]
-        leases = shard.step(reported(lease, *refusals), now_ms=now_ms)
+        leases = shard.step(reported(lease, *refusals, is_throttled=bool(refusals)), now_ms=now_ms)
     assert sizes == [8, 4] * 10
 
 

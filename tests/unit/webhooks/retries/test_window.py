@@ -39,7 +39,6 @@ def waits_s(made, now_ms=NOW):
 
 ACCEPTED, FAILED, BOTH = report(delivered=1), report(failed=1), report(delivered=1, failed=1)
 DOWN, MOSTLY_FAILED = report(failed=8), report(delivered=1, failed=2)
-THROTTLED = [retries.requeue(0, NOW, retries.failed_attempt(status=429, error_class=error_classes.THROTTLED))]
 
 
 def test_an_unknown_endpoint_starts_with_the_initial_window():
@@ -112,10 +111,10 @@ def test_as_many_failures_in_a_row_as_halve_the_window_away_back_off(reports, si
 @pytest.mark.parametrize(
     ("asking", "size", "wait_s"),
     [
-        (report(delivered=7, failed=1, requeued=THROTTLED), 4, 0),
+        (report(delivered=7, failed=1, is_throttled=True), 4, 0),
         (report(delivered=7, failed=1, retry_after_s=1.0), 4, 1),
-        (report(failed=1, requeued=THROTTLED), 1, 5),
-        (report(failed=1, requeued=THROTTLED, order_key="a"), 4, 0),
+        (report(failed=1, is_throttled=True), 1, 5),
+        (report(failed=1, is_throttled=True, order_key="a"), 4, 0),
         (report(delivered=7, retry_after_s=1.0), 16, 1),  # a refusal by 413, for example
         (report(delivered=7, failed=1, requeued=[retries.requeue(0, NOW, reason=error_classes.THROTTLED)]), 16, 0),  # earlier
     ],
