@@ -107,7 +107,7 @@ def _report() -> retry_messages.Report:
     requeue = retry_messages.Requeue(1, NextAttempt(NOW + 1000, 3), "timeout", (_attempt(13),))
     return retry_messages.Report(
         EP, C, '"a"', lease=9, delivered=1, failed=2, blocked="endpoint_paused", retry_after_s=30.0, requeued=[requeue],
-        refused=3, entries=6, at_ms=NOW, is_throttled=True,
+        refused=3, entries=6, at_ms=NOW, is_throttled=True, poison=1,
     )  # fmt: skip
 
 

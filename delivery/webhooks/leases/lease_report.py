@@ -34,6 +34,7 @@ class LeaseReport:
         "_failed",
         "_is_throttled",
         "_lease",
+        "_poison",
         "_refused",
         "_requeued",
         "_retry_after_s",
@@ -50,7 +51,7 @@ class LeaseReport:
         """Why all entries are requeued without an attempt, such as `endpoint_paused`. None: each entry has its own decision."""
         self._accepted = Results()
         self._requeued: list[retry_messages.Requeue] = []
-        self._delivered = self._failed = self._refused = 0
+        self._delivered = self._failed = self._poison = self._refused = 0
         self._retry_after_s: float | None = None
         self._is_throttled = False
 
@@ -80,11 +81,12 @@ class LeaseReport:
         self._requeued.append(retry_messages.Requeue(place, next_attempt, reason or self._lease.entries[place].reason, kept))
 
     def count_failure(self, disposition: Disposition, attempt: Attempt) -> None:
-        """Count a failed attempt if the endpoint is unhealthy or refused the entry. Keep what the response asks for.
+        """Count a failed attempt by its disposition. Keep what the response asks for.
 
         A response asks for a wait (`retry_after_s`), of which the longest is kept, or for fewer requests (429).
         """
         self._failed += disposition.is_unhealthy
+        self._poison += disposition.is_poison
         self._refused += disposition.is_refusal
         self._is_throttled |= attempt.error_class == error_classes.THROTTLED
         if attempt.retry_after_s is not None:
@@ -158,4 +160,5 @@ class LeaseReport:
             entries=len(lease.entries),
             at_ms=now_ms,
             is_throttled=self._is_throttled,
+            poison=self._poison,
         )

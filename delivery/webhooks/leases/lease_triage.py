@@ -104,6 +104,8 @@ class Disposition(NamedTuple):
     """True if the failure shows that the endpoint is unhealthy."""
     is_refusal: bool
     """True if a healthy endpoint refused the entry."""
+    is_poison: bool = False
+    """True if `is_unhealthy`, but the failure says more about the entry's events than about the endpoint (`is_poison`)."""
 
 
 def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_work.CompletedKeys, now_ms: int) -> Triage:
@@ -169,8 +171,9 @@ def settle(
     return Disposition(
         kind,
         next_attempt,
-        is_unhealthy=error_class in circuit_breaker.UNHEALTHY and not is_poison(entry, attempt, accepted_ms),
+        is_unhealthy=error_class in circuit_breaker.UNHEALTHY,
         is_refusal=error_class in circuit_breaker.REFUSED,
+        is_poison=is_poison(entry, attempt, accepted_ms),
     )
 
 

@@ -209,8 +209,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     delivered: int
     """Number of entries that the endpoint accepted."""
     failed: int
-    """Number of attempts whose failure shows that the endpoint is unhealthy. Since 2026-11-29, repeated failures of an entry do
-    not count if the endpoint accepted another request meanwhile (`lease_triage.is_poison`)."""
+    """Number of attempts whose failure shows that the endpoint is unhealthy."""
     blocked: str | None
     """Why no entry was attempted, such as `endpoint_paused`: a word of `window.BLOCKED`. Null: the endpoint is not blocked."""
     retry_after_s: float | None
@@ -226,6 +225,9 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     """When the report was made. 0: unknown. Since 2026-11-23."""
     is_throttled: bool = False
     """True if a response had the status 429. Since 2026-11-29."""
+    poison: int = 0
+    """Number of the `failed` attempts that say more about their events than about the endpoint (`lease_triage.is_poison`).
+    Since 2026-11-29."""
 
     def requeued_on_shard_clock(self, now_ms: int) -> list[Requeue]:
         """Return `requeued` with times on the clock of the shard, which reads `now_ms`.

@@ -137,15 +137,14 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """Apply the result of a lease.
 
         1. The endpoint is paused, disabled or quarantined: back off. The endpoint's health is unknown.
-        2. Only failures: the window halves for each of them. If less than one request is left, or if the endpoint asks for
-           fewer requests, back off and probe. If the lease was of one order key, the window only halves, and stays at 1 or
-           more: failures of one key do not stop the others.
+        2. Only failures: the window halves for each of them, except those of poison events (`Report.poison`). If less than one
+           request is left, or if the endpoint asks for fewer requests, back off and probe. If the lease was of one order key,
+           the window only halves, and stays at 1 or more: failures of one key do not stop the others.
         3. More failures than answers, or the endpoint asks for fewer requests: the window halves, without a back-off. An
            answer accepts or refuses.
         4. Other answers, including those that accept nothing: the endpoint is alive. The window doubles, up to
            `max_lease_entries`.
-        5. Neither, for example because of faults of the platform or of single events (`lease_triage.is_poison`): the window
-           stays as it is.
+        5. Neither, or only failures of poison events: the window stays as it is.
 
         In each case no request begins before the longest `Retry-After` has passed. Until KNOWLEDGE_MS after the report, or
         after the end of a present wait (`backoff_until_ms`), no deferral by another lane causes a back-off.
@@ -159,9 +158,9 @@ class Window(msgspec.Struct, array_like=True, gc=False):
             is_too_wide = report.failed > answers or _asks_for_fewer(report)
             self.size = max(1, self.size // 2) if is_too_wide else min(self.size * 2, policy.max_lease_entries)
             self.has_recovered = self.has_recovered or self.size >= min(RECOVERED_WINDOW, policy.max_lease_entries)
-        elif report.failed:
+        elif report.failed > report.poison:
             self.has_only_failed = True
-            size = self.size >> report.failed
+            size = self.size >> (report.failed - report.poison)
             if report.order_key is None and (size < 1 or _asks_for_fewer(report)):
                 self._back_off(policy, now_ms)
             else:

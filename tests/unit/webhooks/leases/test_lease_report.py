@@ -20,6 +20,13 @@ def report(*attempts):
     return made.build(NOW_MS)
 
 
+def test_failures_of_poison_are_counted_apart():
+    made = lease_report.LeaseReport(lease(), registries.Destination(builders.endpoint(), {}, ()))
+    for is_poison in (True, False, True):
+        made.count_failure(LAST_ATTEMPT._replace(is_poison=is_poison), Attempt(8, NOW_MS, 5.0, 500, "server_error"))
+    assert (made.build(NOW_MS).failed, made.build(NOW_MS).poison) == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("attempts", "is_throttled"),
     [([], False), ([("unavailable", None)], False), ([("throttled", None), ("unavailable", None)], True)],

@@ -176,7 +176,8 @@ OURS = NextAttempt(NOW_MS + 5000, 0)
 )
 def test_an_attempt_settles_its_entry(error_class, entry, settled):
     attempt = Attempt(1, NOW_MS, 5.0, None, error_class)
-    assert lease_triage.settle(waiting(**entry), ENDPOINT, attempt, accepted_ms=0, now_ms=NOW_MS, rng=fakes.Middle()) == settled
+    disposition = lease_triage.settle(waiting(**entry), ENDPOINT, attempt, accepted_ms=0, now_ms=NOW_MS, rng=fakes.Middle())
+    assert disposition == (*settled, False)
 
 
 def test_each_further_fault_of_ours_in_a_row_makes_the_wait_longer():
@@ -198,19 +199,19 @@ def test_a_response_may_ask_for_a_longer_wait():
 
 
 @pytest.mark.parametrize(
-    ("before", "error_class", "is_unhealthy"),
+    ("before", "error_class", "is_poison"),
     [
-        pytest.param([("server_error", 10)], "server_error", False, id="poison"),
-        pytest.param([("timeout", 10)], "unavailable", False, id="poison that fails in different ways"),
-        pytest.param([("server_error", 0)], "server_error", True, id="nothing accepted since"),
-        pytest.param([("server_error", 10), ("server_error", 0)], "server_error", True, id="nothing accepted since the last"),
-        pytest.param([], "server_error", True, id="a first failure"),
-        pytest.param([("server_error", 10)], "throttled", True, id="the endpoint asks for fewer requests"),
-        pytest.param([("server_error", 10)], "connect", True, id="no connection"),
-        pytest.param([("connect", 10)], "server_error", True, id="no connection before"),
+        pytest.param([("server_error", 10)], "server_error", True, id="poison"),
+        pytest.param([("timeout", 10)], "unavailable", True, id="poison that fails in different ways"),
+        pytest.param([("server_error", 0)], "server_error", False, id="nothing accepted since"),
+        pytest.param([("server_error", 10), ("server_error", 0)], "server_error", False, id="nothing accepted since the last"),
+        pytest.param([], "server_error", False, id="a first failure"),
+        pytest.param([("server_error", 10)], "throttled", False, id="the endpoint asks for fewer requests"),
+        pytest.param([("server_error", 10)], "connect", False, id="no connection"),
+        pytest.param([("connect", 10)], "server_error", False, id="no connection before"),
     ],
 )
-def test_a_repeated_failure_of_poison_says_nothing_about_the_endpoint(before, error_class, is_unhealthy):
+def test_a_repeated_failure_of_poison_says_nothing_about_the_endpoint(before, error_class, is_poison):
     """Each attempt before has its error class, and the milliseconds from its end to the endpoint's last acceptance."""
     history = tuple(Attempt(1, NOW_MS - 1000 - ago_ms, 5.0, None, known) for known, ago_ms in before)
     settled = lease_triage.settle(
@@ -221,4 +222,4 @@ def test_a_repeated_failure_of_poison_says_nothing_about_the_endpoint(before, er
         now_ms=NOW_MS,
         rng=fakes.Middle(),
     )
-    assert (settled.is_unhealthy, settled.kind) == (is_unhealthy, OutcomeKind.POSTPONED)
+    assert (settled.is_poison, settled.is_unhealthy, settled.kind) == (is_poison, True, OutcomeKind.POSTPONED)

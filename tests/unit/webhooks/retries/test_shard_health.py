@@ -59,7 +59,7 @@ def poison_retries(leases, now_ms):
         reported(
             lease,
             *(requeue(place, now_ms + 60_000, attempt) for place in range(len(lease.entries))),
-            failed=sum(not lease_triage.is_poison(each, attempt, lease.accepted_ms) for each in lease.entries),
+            poison=sum(lease_triage.is_poison(each, attempt, lease.accepted_ms) for each in lease.entries),
         )
         for lease in leases
     ]

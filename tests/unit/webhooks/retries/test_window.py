@@ -131,6 +131,21 @@ def test_an_unstable_endpoint_has_no_back_off():
         assert (made.backoff_until_ms, made.has_recovered) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("each", "size", "wait_s", "has_only_failed"),
+    [
+        (report(failed=9, poison=9), 8, 0, False),
+        (report(failed=9, poison=8), 4, 0, True),
+        (report(failed=9, poison=5), 1, 5, True),
+        (report(delivered=4, failed=5, poison=5), 4, 0, False),
+        (report(failed=9, poison=9, retry_after_s=7.0), 8, 7, False),
+    ],
+)
+def test_failures_of_poison_events_alone_leave_the_window_as_it_is(each, size, wait_s, has_only_failed):
+    made = after(each)
+    assert (made.size, max(waits_s(made), 0), made.has_only_failed) == (size, wait_s, has_only_failed)
+
+
 def test_a_retry_after_counts_beside_a_success_too():
     assert waits_s(after(report(delivered=1, retry_after_s=30.0))) == 30
 
