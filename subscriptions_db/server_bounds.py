@@ -29,7 +29,8 @@ class ServerBounds:
     test_events_per_s: float = 1.0
     """Maximum test events and permission requests a second to one endpoint. More could attack a server from our addresses."""
     test_events_at_once: int = 16
-    """Maximum test events and permission requests in flight, to all endpoints together."""
+    """Maximum test events and permission requests in flight, to all endpoints together. Half of them may go to the endpoints of
+    one customer."""
 
 
 DEFAULT = ServerBounds()

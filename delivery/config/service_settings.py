@@ -66,9 +66,10 @@ class ApiSettings(Area):
     """Most connections of one process to Postgres, and most requests on which the process works at once. The requests of one
     customer get all of them but one, so that they do not block other customers."""
     max_waiting: Annotated[int, Field(gt=0)] = 500
-    """Most requests in flight in one process, waiting polls not included; further requests are answered with 503. At most half
-    of them may be requests of one customer that wait, or whose bodies arrive; further requests of this customer are answered
-    with 429. The same holds for each key of an operator or publisher."""
+    """Most requests in flight in one process, waiting polls and sent answers not included; further requests are answered with
+    503. At most half of them may be requests of one customer that wait, or whose bodies arrive; further requests of this
+    customer are answered with 429. The same holds for each key of an operator or publisher. So many answers may be on their
+    way to clients that read slowly; of more, the oldest is cut off."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
     """Largest request body; a larger one is refused with 413."""
     request_timeout_s: Seconds = 10

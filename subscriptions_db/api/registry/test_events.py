@@ -10,6 +10,7 @@ connection to Postgres.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import datetime as dt
 import functools
@@ -25,7 +26,16 @@ from pydantic import Field
 from delivery import errors
 from delivery.config import settings
 from delivery.model import Delivery, Event, EventId, LeaveReason, Record
-from delivery.registry_model import DeliveryMode, Endpoint, EndpointId, Scope, Subscription, SubscriptionId, TenantId
+from delivery.registry_model import (
+    CustomerId,
+    DeliveryMode,
+    Endpoint,
+    EndpointId,
+    Scope,
+    Subscription,
+    SubscriptionId,
+    TenantId,
+)
 from delivery.webhooks.batching.segment import Packed
 from delivery.webhooks.http import guard, origin, transport
 from delivery.webhooks.scheduling import limits
@@ -37,6 +47,9 @@ from subscriptions_db.api.registry import event_types as catalogue
 from subscriptions_db.manifest import event_types, mistakes, parts
 from subscriptions_db.snapshot import registry_reader
 
+MAX_SHARE_OF_CUSTOMER = 0.5
+"""Share of the test events and questions in flight that may go to the endpoints of one customer. The others are left for other
+customers."""
 MAX_KNOWN = 10_000
 """Maximum endpoints whose rate of test events one process remembers."""
 SOURCE, TENANT = "fanout.test", TenantId("fanout-test")
@@ -93,8 +106,8 @@ class TestEventSender:
     ) -> None:
         """Each endpoint gets at most `max_per_s` test events and questions a second from this process of the API.
 
-        At most `max_at_once` test events and questions of this process are in flight, to all endpoints together. An attempt
-        takes at most `timeout_s` seconds.
+        At most `max_at_once` test events and questions of this process are in flight, to all endpoints together. The endpoints
+        of one customer get at most MAX_SHARE_OF_CUSTOMER of them. An attempt takes at most `timeout_s` seconds.
         """
         self._max_per_s = max_per_s
         self._max_at_once = max_at_once
@@ -103,7 +116,8 @@ class TestEventSender:
         """Most seconds of an attempt."""
         self._sender = sender.Sender(network, address_guard, timeout_s=timeout_s, clock=time.time)
         self._paces: cachetools.LRUCache[EndpointId, limits.Pace] = cachetools.LRUCache(MAX_KNOWN)
-        self._in_flight = 0
+        self._of_customers: collections.Counter[CustomerId] = collections.Counter()
+        """The test events and questions in flight to the endpoints of each customer."""
 
     async def send(self, sending: PendingSend, record: Callable[[], Awaitable[None]]) -> TestResult:
         """Call `record`, which writes the audit entry; then make one attempt for a test event, and return its result.
@@ -112,10 +126,11 @@ class TestEventSender:
 
         Raise Refused, without a call of `record`:
 
-        * 429: the endpoint would get more than `max_per_s` test events and questions a second.
+        * 429: the endpoint would get more than `max_per_s` test events and questions a second, or too many are in flight to
+          the endpoints of its customer.
         * 503: `max_at_once` test events and questions are in flight.
         """
-        with self._within_limits(sending.delivery.endpoint.endpoint_id):
+        with self._within_limits(sending.delivery.endpoint):
             await record()
             attempt = await self._sender.attempt(sending.delivery, 1)
         return TestResult(
@@ -134,7 +149,7 @@ class TestEventSender:
         Return the receiver's response, or the error of the attempt. Raise Refused for the reasons of `send`. `record` is not
         called then, because a stored question replaces an earlier one.
         """
-        with self._within_limits(to.endpoint.endpoint_id):
+        with self._within_limits(to.endpoint):
             await record()
             try:
                 return await self._network.post(to, b"", b"", self.timeout_s)
@@ -142,8 +157,8 @@ class TestEventSender:
                 return exc
 
     @contextlib.contextmanager
-    def _within_limits(self, endpoint_id: EndpointId) -> Iterator[None]:
-        pace = self._paces.setdefault(endpoint_id, limits.Pace(self._max_per_s))
+    def _within_limits(self, endpoint: Endpoint) -> Iterator[None]:
+        pace = self._paces.setdefault(endpoint.endpoint_id, limits.Pace(self._max_per_s))
         now = asyncio.get_running_loop().time()
         if (wait_s := pace.wait_s(now)) > 0:
             raise problems.Refused(
@@ -152,16 +167,25 @@ class TestEventSender:
                 "a second",
                 headers={"retry-after": str(math.ceil(wait_s))},
             )
-        if self._in_flight >= self._max_at_once:
+        if self._of_customers.total() >= self._max_at_once:
             raise problems.unavailable(
                 "too many test events and validation requests are in flight, and nothing was sent: try again"
             )
+        owner = endpoint.customer_id
+        if self._of_customers[owner] >= max(1, int(self._max_at_once * MAX_SHARE_OF_CUSTOMER)):
+            raise problems.Refused(
+                429,
+                "too many test events and validation requests to your endpoints are in flight, and nothing was sent: try again",
+                headers={"retry-after": str(problems.RETRY_AFTER_S)},
+            )
         pace.consume(now)
-        self._in_flight += 1
+        self._of_customers[owner] += 1
         try:
             yield
         finally:
-            self._in_flight -= 1
+            self._of_customers[owner] -= 1
+            if not self._of_customers[owner]:
+                del self._of_customers[owner]
 
 
 @contextlib.asynccontextmanager

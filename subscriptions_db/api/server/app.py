@@ -57,8 +57,6 @@ HEALTH = "/healthz"
 TOO_LONG = "the request exceeded api.request_timeout_s and may be executed: try again, with the same Idempotency-Key and ids"
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
-ON_CUT_OFF = "the connection was closed. Nothing needs to be done. If it happens often, the client or a proxy reads too slowly"
-"""The field `advice` of the log line about an answer that could not be sent in time."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 """The id of a request: in the header `X-Request-Id` of its answer, in its problem document and in the log."""
 DEPRECATIONS: web.RequestKey[set[Deprecation]] = web.RequestKey("deprecations", set)
@@ -84,7 +82,7 @@ class Api:
         bounds: ServerBounds,
     ) -> None:
         self._config = config.api
-        self._sending_s = bounds.sending_s
+        self._answers = request_bodies.AnswerSender(bounds.sending_s, config.api.max_waiting)
         self._store = opened
         self._test_events = sending
         guard = plan_builder.guard_of(config.delivery)
@@ -113,6 +111,8 @@ class Api:
         self._followers = snapshot_feed.SnapshotFeed(config.api, opened, self._threads.run, by_key, outside)
         self._causes = problems.CauseLog()
         self._in_flight = 0
+        self._readiness: asyncio.Task[None] | None = None
+        """The newest check of readiness. Probes that come while it runs share it."""
 
     def application(self) -> web.Application:
         """Return the aiohttp application with all routes."""
@@ -198,8 +198,12 @@ class Api:
         return await self._threads.run(functools.partial(self._answerer.answer, route, asked), asked.principal.customer_id)
 
     async def _ready(self, _: web.Request) -> web.Response:
+        # Probes need no key. If each took a thread or a place in flight, a flood of them would keep the customers out.
+        if self._readiness is None or self._readiness.done():
+            self._readiness = asyncio.create_task(self._threads.run(self._store.require_ready))
         try:
-            await self._threads.run(self._store.require_ready)
+            with self._outside_in_flight():
+                await asyncio.shield(self._readiness)  # a client that hangs up must not end the check of the others
         except errors.SettingsError as exc:
             raise problems.from_error(exc) from exc
         except errors.FanoutError as exc:
@@ -218,7 +222,7 @@ class Api:
 
     @contextlib.contextmanager
     def _outside_in_flight(self) -> Iterator[None]:
-        """Exclude a waiting request from the in-flight limit; waiting requests have limits of their own."""
+        """Exclude a waiting request from the in-flight limit. Polls have limits of their own, and probes share a check."""
         self._in_flight -= 1
         try:
             yield
@@ -227,13 +231,13 @@ class Api:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, with 503 when its timeout is over, and count it as in flight until the answer is sent."""
+        """Answer a request, with 503 when its timeout is over, and count it as in flight until its answer is known."""
         self._in_flight += 1
         try:
             response = await self._answered(request, handler)
-            await _send(request, response, self._sending_s)
         finally:
             self._in_flight -= 1
+        await self._answers.send(request, response, _named(request))
         return response
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -302,20 +306,6 @@ async def _set_headers(request: web.Request, response: web.StreamResponse) -> No
     # aiohttp answers an unknown `Expect` before the request has an id.
     response.headers["x-request-id"] = request.get(REQUEST_ID) or _request_id(request)
     response.headers.update(admission.key_headers(request) | deprecation.headers(request.get(DEPRECATIONS, ())))
-
-
-async def _send(request: web.Request, response: web.StreamResponse, within_s: float) -> None:
-    """Send an answer within `within_s`, else abort the connection. aiohttp does not send the same answer again later."""
-    try:
-        async with asyncio.timeout(within_s):
-            await response.prepare(request)
-            await response.write_eof()
-    except TimeoutError:
-        log.info("api.cut_off", extra=_named(request) | {"after_s": within_s, "advice": ON_CUT_OFF})
-        if request.transport is not None:
-            request.transport.abort()
-    except ConnectionError:  # the client has disconnected
-        pass
 
 
 def _record(request: web.Request, status: int, took_s: float) -> None:

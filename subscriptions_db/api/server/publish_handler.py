@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 32 * 1024 * 1024
 """Maximum bytes of all request bodies that are being read, or whose events wait for Kafka. Further requests are refused before
 their bodies are read. A process took 267 MiB more memory for 200 connections with bodies of 1 MB, while Kafka was away."""
+MAX_SHARE_OF_REQUESTS = 0.75
+"""Share of `api.max_waiting` that the publishing requests of all keys may take. They wait for Kafka. The rest is left for
+requests that do not need Kafka."""
 MAX_SHARE_OF_KEY = 0.25
 """Share of MAX_BYTES that the requests of one key may have. One body of a key is always read, if MAX_BYTES allows it."""
 BODY_TIMEOUT_S = 5.0
@@ -86,6 +89,7 @@ class Publishing:
         """
         self._place = place
         self._max_bytes = max_bytes
+        self._max_in_progress = max(1, int(config.api.max_waiting * MAX_SHARE_OF_REQUESTS))
         self._admission = admitted
         self._is_on = config.api.publishing
         self._rules = checks.Rules.of(config)
@@ -98,6 +102,7 @@ class Publishing:
         self._body_s = min(BODY_TIMEOUT_S, config.api.request_timeout_s / 2)
         self._bytes: collections.Counter[str] = collections.Counter()
         """The occupied bytes of each key."""
+        self._in_progress = 0
 
     def close(self) -> None:
         """Wait for the checks of request bodies, then for Kafka's confirmations (`EventProducer.close`).
@@ -198,10 +203,10 @@ class Publishing:
 
     @contextlib.contextmanager
     def _room(self, request: web.Request, key_id: str) -> Iterator[None]:
-        """Count the bytes of a request's body as occupied while the context is open.
+        """Count a request, and the bytes of its body as occupied, while the context is open.
 
         Raise Refused with 429 if a further body of the key would exceed its share (MAX_SHARE_OF_KEY). Raise it with 503 if a
-        further body would exceed the maximum of all keys. A body gets no 429 while its key occupies
+        further request or body would exceed the maximum of all keys. A body gets no 429 while its key occupies
         nothing, and no 503 while no key occupies anything. A body without a length, or a compressed one, counts as
         `api.max_body_bytes`.
         """
@@ -212,13 +217,18 @@ class Publishing:
             headers = {"retry-after": str(problems.RETRY_AFTER_S)}
             problem = "too many bytes of your events arrive or wait for Kafka: nothing was published, try again"
             raise problems.Refused(429, problem, headers=headers)
+        if self._in_progress >= self._max_in_progress:
+            problem = "too many publishing requests arrive or wait for Kafka: nothing was published, try again"
+            raise problems.unavailable(problem)
         if of_all and of_all + size > self._max_bytes:
             problem = "too many bytes of all publishers' events arrive or wait for Kafka: nothing was published, try again"
             raise problems.unavailable(problem)
         self._bytes[key_id] += size
+        self._in_progress += 1
         try:
             yield
         finally:
+            self._in_progress -= 1
             self._bytes[key_id] -= size
             if not self._bytes[key_id]:
                 del self._bytes[key_id]

@@ -1,14 +1,16 @@
-"""Clients that send their bodies slowly, or not at all, block neither other customers nor the liveness probe."""
+"""Clients that send their bodies slowly, or read no answers, block neither other customers nor the liveness probe."""
 
 import contextlib
 import queue
 import selectors
 import socket
+import threading
 
 import pytest
 
 from delivery.config import settings
-from subscriptions_db.api.server import app
+from subscriptions_db import server_bounds
+from subscriptions_db.api.server import app, request_bodies, transactions
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -56,6 +58,17 @@ def test_slow_bodies_of_one_key_do_not_lock_out_others(served, key, request_line
                 answered.append(client.recv(12))
         assert answered == [b"HTTP/1.1 429"] * 2
         assert served.client(served.keys["other"]).get("/v1/endpoints").status == 200
+
+
+def test_publishing_requests_of_all_keys_leave_places_to_other_requests(served):
+    """Regression: with Kafka away, two keys that published filled all places, and customers could not poll."""
+    publishing = "POST /v1/events?topic=orders"
+    with contextlib.ExitStack() as stack:
+        for key in ("publisher", "publisher", "publisher of t1"):
+            stack.enter_context(slow(served, key, publishing))
+        answer = served.client(served.keys["publisher of t1"]).post("/v1/events?topic=orders", [])
+        assert (answer.status, "publishing requests" in answer.json["detail"]) == (503, True)
+        assert served.client(served.keys["acme"]).get("/v1/endpoints").status == 200
 
 
 def test_slow_bodies_of_a_customer_leave_places_when_they_end(served):
@@ -113,3 +126,35 @@ def test_a_body_that_cannot_be_decompressed_is_refused(served, key, request_line
     method, path = request_line.split()
     answer = served.client(served.keys[key]).ask(method, path, raw=b"{}", content_encoding="gzip")
     assert (answer.status, "Content-Encoding" in answer.json["detail"]) == (400, True)
+
+
+def test_clients_that_read_no_answer_do_not_keep_others_out(served, monkeypatch):
+    """Regression: unread answers were in flight for a minute, and all others got 503. Nobody needs a key for the document."""
+    cut_off = queue.Queue()
+    monkeypatch.setattr(request_bodies.log, "info", lambda _, extra: cut_off.put(extra["after_s"]))
+    with contextlib.ExitStack() as unread:
+        for _ in range(served.config.api.max_waiting + 2):
+            client = unread.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", served.port))))
+            client.sendall(b"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 500)
+        assert max(cut_off.get(timeout=20) for _ in range(2)) < server_bounds.DEFAULT.sending_s
+        assert served.client(None).get("/readyz").status == 200
+        assert served.client(served.keys["acme"]).get("/v1/endpoints/acme-orders").status == 200
+
+
+def test_readiness_probes_do_not_keep_customers_out(served, monkeypatch):
+    """Regression: each probe, which needs no key, occupied a thread. So a flood of probes kept customers out, with 503."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def require_ready(_):
+        began.set()
+        may_end.wait(10)
+
+    monkeypatch.setattr(transactions.Store, "require_ready", require_ready)
+    with contextlib.ExitStack() as probing:
+        probing.callback(may_end.set)
+        for _ in range(2 * served.config.api.max_connections):
+            client = probing.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", served.port))))
+            client.sendall(b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert began.wait(10)
+        assert served.client(served.keys["acme"]).get("/v1/endpoints/acme-orders").status == 200
+    assert served.client(None).get("/readyz").status == 200

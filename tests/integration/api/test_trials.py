@@ -9,6 +9,7 @@ import pytest
 
 from delivery.config import settings
 from fanout.local import receiver
+from subscriptions_db.api.contract import problems
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
@@ -109,6 +110,23 @@ def test_an_endpoint_gets_one_test_event_a_second(acme, listening, received):
     assert [answer.status for answer in answers] == [200, 429, 429]
     assert answers[1].headers["retry-after"] == "1"
     assert len(received) == 1
+
+
+def test_one_customer_cannot_occupy_all_test_events(served, listening, received):
+    """Regression: endpoints of one customer that did not answer kept the test events of all others out, with 503."""
+    with (
+        contextlib.closing(socket.create_server(("127.0.0.1", 0))) as hanging,
+        world.beside(served, test_events_at_once=2) as limited,
+    ):
+        acme, other = (limited.client(served.keys[name]) for name in ("acme", "other"))
+        silent = [made(acme, url=f"http://127.0.0.1:{hanging.getsockname()[1]}/")["id"] for _ in range(2)]
+        theirs = made(other, url=f"{listening.url}/hook")["id"]
+        first = world.in_background(lambda: acme.post(f"/v1/endpoints/{silent[0]}/test", {}))
+        with contextlib.closing(hanging.accept()[0]):
+            second, of_other = acme.post(f"/v1/endpoints/{silent[1]}/test", {}), other.post(f"/v1/endpoints/{theirs}/test", {})
+            assert first().json["error_class"] == "timeout"
+    assert (second.status, of_other.status, len(received)) == (429, 200, 1)
+    assert second.headers["retry-after"] == str(problems.RETRY_AFTER_S)
 
 
 @pytest.mark.parametrize(("bounds", "status"), [({"test_events_per_s": 0.01}, 429), ({"test_events_at_once": 0}, 503)])
