@@ -115,6 +115,15 @@ def entries_of_batch(batch: BatchOutcome) -> Iterator[Entry]:
         )
 
 
+def halves(batch: BatchOutcome) -> Iterator[BatchOutcome]:
+    """Yield the outcome of a batch for the first half of its events, and for the second. Both have the batch's `webhook-id`."""
+    delivery, count = batch.outcome.delivery, len(batch.outcome.delivery.events)
+    for part in (slice(0, count // 2), slice(count // 2, count)):
+        of_part = delivery._replace(events=delivery.events[part], subscription_ids=delivery.subscription_ids[part])
+        rejected = {place - part.start: why for place, why in batch.rejected.items() if part.start <= place < part.stop}
+        yield BatchOutcome(batch.outcome._replace(delivery=of_part), rejected)
+
+
 def offset_receipt(receipt: Receipt) -> OffsetReceipt:
     """Return an offset receipt (a run of offsets that a lane has handled) as a record of the attempts topic."""
     return OffsetReceipt(

@@ -29,6 +29,7 @@ from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.retries import retry_messages, retry_records, window
 from delivery.webhooks.routing.intake import Rejection
 from delivery.webhooks.scheduling import background_attempts
+from delivery.webhooks.sending.batch_payload import BatchOutcome
 from delivery.webhooks.state import chunking
 
 MAX_REJECTED_BYTES = 64 * 1024
@@ -41,6 +42,11 @@ MAX_DETAIL_CHARS = 1000
 MAX_ROW_BYTES = 256 * 1024
 """Most bytes of log entries in one record; a larger entry has a record of its own. Far below Kafka's 1 MiB, and enough to share
 the fixed costs of a record."""
+
+MAX_ENTRY_BYTES = 900_000
+"""Most bytes of a batch's log entry, which names the subscription and the place of each event. A larger entry is divided. By
+default a topic of Kafka takes records of 1 MiB. A record that it refuses would stop the lane, and the batch would be sent again
+and again."""
 
 MAX_POSTPONED_BYTES = 64 * 1024
 """Most bytes of retry entries in one record. A larger entry has a record of its own."""
@@ -178,7 +184,7 @@ _Log = collections.defaultdict[tuple[EndpointId, CustomerId, str], list[bytes]]
 
 
 def _log(results: Results) -> _Log:
-    """Return the encoded log entries: one for each attempt in `Outcome.attempts`.
+    """Return the encoded log entries: one for each attempt in `Outcome.attempts`, or several for an attempt of a huge batch.
 
     A delivery or batch without such an attempt has one entry, with the reason of its outcome.
     """
@@ -188,8 +194,18 @@ def _log(results: Results) -> _Log:
         entries.extend(map(log_records.encode_entry, log_rows.entries_of(outcome)))
     for batch in results.batches:
         entries = _entries_of(batch.outcome.delivery.endpoint, log)
-        entries.extend(map(log_records.encode_entry, log_rows.entries_of_batch(batch)))
+        entries.extend(_encoded_entries(batch))
     return log
+
+
+def _encoded_entries(batch: BatchOutcome) -> Iterator[bytes]:
+    """Yield the encoded log entries of a batch. If one has more than MAX_ENTRY_BYTES, each half of the events has its own."""
+    encoded = list(map(log_records.encode_entry, log_rows.entries_of_batch(batch)))
+    if len(batch.outcome.delivery.events) > 1 and max(map(len, encoded)) > MAX_ENTRY_BYTES:
+        for half in log_rows.halves(batch):
+            yield from _encoded_entries(half)
+    else:
+        yield from encoded
 
 
 def _entries_of(endpoint: Endpoint, log: _Log) -> list[bytes]:

@@ -3,17 +3,21 @@
 import base64
 import dataclasses
 
+import msgspec
 import orjson
 import pytest
 
-from delivery.model import Attempt, Outcome, OutcomeKind, SkipReason
+from delivery.model import Attempt, LeaveReason, Outcome, OutcomeKind, SkipReason
 from delivery.registry_model import Auth, AuthKind, DeliveryMode
 from delivery.secret import Secret
+from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import response_headers
-from delivery.webhooks.results import dead_letter_records, topic_rows
+from delivery.webhooks.results import dead_letter_records, log_records, topic_rows
 from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.routing import intake
+from delivery.webhooks.sending import batch_payload
 from tests.support import archive, builders, written_topics
+from tests.support.batches import endpoint
 
 TOPICS = topic_rows.Topics(attempts="attempts", dead_letters="dead", rejected="rejected", retries="retries")
 NOW_MS = 1_700_000_000_000
@@ -75,6 +79,30 @@ def test_an_endpoint_id_of_two_endpoints_has_records_for_each():
     ]
     made = [(row["customer_id"], row["mode"], len(row["entries"])) for _, _, row in written(outcomes=skipped)]
     assert made == [("c1", "direct", 2), ("c2", "direct", 1), ("c1", "batch", 1)]
+
+
+def test_the_entry_of_a_huge_batch_is_divided_and_names_each_event_once():
+    """Regression: Kafka refused the record, so the batch was sent again and again, and its lane stood still for all."""
+    count = 10_000
+    packed = segment.unpacked(segment.item(builders.event(), 0).packed)
+    events = [msgspec.structs.replace(packed, offset=offset) for offset in range(count)]
+    subscription_ids = [f"{offset:0>100}" for offset in range(count)]
+    to = endpoint()
+    delivery = batch_payload.BatchDelivery(to, "batch_1", b"", b"", b"", events, subscription_ids, LeaveReason.COUNT)
+    outcome = Outcome(delivery, OutcomeKind.DELIVERED, (attempt(1, "server_error"), attempt(2, None)))
+    topics = topic_rows.Topics(attempts="a", dead_letters="d", rejected="r", retries="t")
+    batch = batch_payload.BatchOutcome(outcome, {1: "no", 9999: "no"})
+    rows = [row for row in topic_rows.rows(Results(batches=[batch]), topics, now_ms=0) if row.topic == "a"]
+    assert max(len(row.value) for row in rows) < 1_000_000
+    entries = [entry for row in rows for entry in log_records.decode(row.value).entries]
+    for number in (1, 2):
+        of_attempt = [entry for entry in entries if entry.attempt == number]
+        assert {entry.webhook_id for entry in of_attempt} == {"batch_1"}
+        assert sum(entry.count for entry in of_attempt) == count
+        due = [(found.subscription_id, found.offset) for entry in of_attempt for found in entry.due()]
+        assert sorted(due) == list(zip(subscription_ids, range(count), strict=True))
+        accepted = {found.offset for entry in of_attempt for found in entry.accepted()}
+        assert accepted == {*range(count)} - {1, 9999}
 
 
 def test_a_skipped_delivery_is_one_entry_with_its_reason():
