@@ -114,8 +114,10 @@ class Tokens:
         now = self._monotonic()
         if now >= token.renew_at and now >= token.retry_at and token.fetching is None:
             token.fetching = asyncio.create_task(self._fetch(grant, token))
-        if now < token.expires_at:
-            return token.header
+        return token.header if now < token.expires_at else await self._newest(token, timeout_s)
+
+    async def _newest(self, token: _Token, timeout_s: float) -> bytes:
+        """Wait for the token request in flight, if there is one, and return the token. Raise its failure, or the last one."""
         if token.fetching is not None:
             await self._wait_for_token(token.fetching, timeout_s)
         if token.failure is not None:
@@ -135,21 +137,26 @@ class Tokens:
     async def header_after_401(self, refused: bytes, grant: origin.Grant, timeout_s: float) -> bytes | None:
         """Return a header line for a second request, after a response 401 to a request with the header line `refused`.
 
-        1. The refused token was replaced meanwhile: return the header line with its successor.
+        1. The refused token was replaced meanwhile: do what `header` does.
         2. A token request is in flight: wait for its token.
         3. A renewal after a 401 began less than RETRY_PAUSE_S ago: None, because another renewal would not help.
-        4. Otherwise the token counts as invalid: do what `header` does without a valid token.
+        4. A token request failed less than RETRY_PAUSE_S ago: raise that failure.
+        5. Otherwise request a token, and wait for it.
 
-        Raise TokenRefused or LocalFailure if there is no token.
+        Other attempts use the refused token until it is replaced or ends. Another endpoint with the same Auth may accept it,
+        and a 401 may have another cause than the token. Raise TokenRefused or LocalFailure if there is no new token.
         """
         token = self._token(grant)
-        if token.header == refused:
-            now = self._monotonic()
-            if token.fetching is None and now < token.renew_on_401_at:
-                return None
+        if token.header != refused:
+            return await self.header(grant, timeout_s)
+        now = self._monotonic()
+        if token.fetching is None and now < token.renew_on_401_at:
+            return None
+        if token.fetching is None and now >= token.retry_at:
+            token.fetching = asyncio.create_task(self._fetch(grant, token))
+        if token.fetching is not None:
             token.renew_on_401_at = now + RETRY_PAUSE_S
-            token.renew_at = token.expires_at = 0.0
-        return await self.header(grant, timeout_s)
+        return await self._newest(token, timeout_s)
 
     def _token(self, grant: origin.Grant) -> _Token:
         token = self._tokens.get(grant.auth)

@@ -309,6 +309,22 @@ def test_after_a_401_an_attempt_waits_for_the_renewal_in_flight():
     assert asyncio.run(main()) == ({b"authorization: Bearer t2\r\n"}, None, 2)
 
 
+def test_a_401_does_not_take_the_token_from_other_endpoints():
+    """Regression: after a 401 of one endpoint, all endpoints with the same auth failed until the token server answered."""
+
+    async def main():
+        clock, servers = fakes.Clock(), Servers(granted("t1", expires_in=3600), errors.ConnectFailed("refused"), granted("t2"))
+        servers._answers = [401, 200]  # the endpoint `strict` refuses the token that the other accepts
+        using = sender.Sender(servers, guard.Guard(), timeout_s=TIMEOUT_S, clock=clock, monotonic=clock)
+        strict, other = (builders.delivery(endpoint=builders.endpoint(name, auth=AUTH)) for name in ("strict", "other"))
+        made = [(await using.attempt(delivery, 1)).error_class for delivery in (strict, other)]
+        servers._answers = [401, 200]
+        clock.now += oauth.RETRY_PAUSE_S
+        return *made, (await using.attempt(strict, 2)).error_class, servers.tokens_sent()
+
+    assert asyncio.run(main()) == ("token_refused", None, None, [b"t1", b"t1", b"t1", b"t2"])
+
+
 def test_an_attempt_without_a_token_is_not_sent():
     [made] = attempts(servers := Servers(500))
     assert (made.status, made.error_class) == (None, "token_refused")
