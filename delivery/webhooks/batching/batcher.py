@@ -158,18 +158,22 @@ def decide(
     number. A second run with the same arguments sends the same batches. A batch that is due within `look_ahead_ms` is sent now:
     at the next decision it would be late. Of the endpoints with stored, due events, those with the oldest events come first. A
     decision sends their events up to `bounds.max_sent_bytes` together, but those of at least one endpoint. The other such
-    endpoints wait for the next decision. Raise StateUnreadable for a segment of another version.
+    endpoints wait for the next decision. Events with an arrival after `now_ms` count as arrived at `now_ms`: the clock was set
+    back since, or another clock is fast. Raise StateUnreadable for a segment of another version.
     """
-    return _Batcher(index, read, now_ms + look_ahead_ms, bounds).decide(arrived)
+    return _Batcher(index, read, now_ms, look_ahead_ms, bounds).decide(arrived)
 
 
 class _Batcher:
-    """Make one decision of one shard. Used once. Batches with a due time up to `until_ms` are sent."""
+    """Make one decision of one shard. Used once. Batches that are due up to `look_ahead_ms` after `now_ms` are sent."""
 
-    def __init__(self, index: BatchIndex, read: Callable[[int], bytes], until_ms: int, bounds: BatchingBounds) -> None:
+    def __init__(
+        self, index: BatchIndex, read: Callable[[int], bytes], now_ms: int, look_ahead_ms: int, bounds: BatchingBounds
+    ) -> None:
         self._index = index
         self._read = read
-        self._until_ms = until_ms
+        self._now_ms = now_ms
+        self._until_ms = now_ms + look_ahead_ms
         self._bounds = bounds
         self._open: dict[int, dict[str, segment.PendingBatch]] = {}
         """Decoded segments by number. Each is kept until all of its events that are sent now are taken out."""
@@ -185,8 +189,9 @@ class _Batcher:
         unstored = [kept.pop(key) for key in sorted(immediate.difference(self._index.endpoints))]
         for key, batch in kept.items():
             self._count_in(key, batch)
+        is_set_back = self._limit_arrivals()
         sending = self._sending(immediate)
-        self._decision.changed = bool(kept or sending)
+        self._decision.changed = bool(kept or sending or is_set_back)
         self._readers.update(number for key in sending for number in self._index.endpoints[key].segments)
         for key in sending:
             is_due = key in immediate or self._index.endpoints[key].due_by_time_ms <= self._until_ms
@@ -222,7 +227,14 @@ class _Batcher:
         endpoint.bounds = batch.bounds
         endpoint.events += len(batch.items)
         endpoint.size += batch.size
-        endpoint.oldest_ms = min(endpoint.oldest_ms, batch.oldest_ms)
+        endpoint.oldest_ms = min(endpoint.oldest_ms, batch.oldest_ms, self._now_ms)
+
+    def _limit_arrivals(self) -> bool:
+        """Let endpoints whose oldest event arrived in the future wait from now on. Return True if there were any."""
+        ahead = [endpoint for endpoint in self._index.endpoints.values() if endpoint.oldest_ms > self._now_ms]
+        for endpoint in ahead:
+            endpoint.oldest_ms = self._now_ms
+        return bool(ahead)
 
     def _sending(self, immediate: set[str]) -> list[str]:
         """Return the sorted keys of those endpoints in the index whose events are sent now.

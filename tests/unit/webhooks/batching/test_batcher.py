@@ -104,6 +104,17 @@ def test_an_event_from_a_fast_clock_waits_no_longer():
     assert segment.item(ahead, NOW).arrived_at_ms == NOW
 
 
+def test_a_batch_does_not_wait_for_the_step_of_a_clock_set_back():
+    """Regression: events that had arrived by a fast clock waited an hour for 1 s when it was set back by an hour."""
+    shard, ahead = Shard(), builders.record(appended_at_ms=NOW + 3_600_000)
+    shard.step([pending_batch(*events(2, record=ahead))], now_ms=NOW + 3_600_000)
+    assert shard.step([], now_ms=NOW) == []
+    assert (shard.last.changed, batcher.backlog_of(shard.last).due_ms) == (True, NOW + 1000)
+    shard.step([pending_batch(*events(1, record=ahead), endpoint="ep2")], now_ms=NOW)
+    assert [batch.endpoint_id for batch in shard.step([], now_ms=NOW + 1000)] == ["ep1", "ep2"]
+    assert shard.is_empty()
+
+
 def test_a_decision_with_nothing_to_do_changes_nothing():
     shard = Shard()
     shard.step([pending_batch(*events(1))], now_ms=NOW)
@@ -152,7 +163,7 @@ def test_a_backlog_after_an_outage_is_sent_in_bounded_parts():
     shard, number = Shard(), 12
     for turn in range(number):
         [event] = events(1, record=builders.record(appended_at_ms=NOW + number - turn), data=b'"' + b"x" * 1000 + b'"')
-        shard.step([pending_batch(event, endpoint=f"ep{turn:02}")], now_ms=NOW)
+        shard.step([pending_batch(event, endpoint=f"ep{turn:02}")], now_ms=NOW + number)
     shard.bounds = BatchingBounds(max_sent_bytes=shard.index.totals()[1] // 4)
     left = []
     while not shard.is_empty():
@@ -192,7 +203,7 @@ def test_a_segment_is_read_once_for_all_endpoints_and_not_kept():
         read.append(number)
         return shard.segments[number]
 
-    deciding = batcher._Batcher(shard.index, read_segment, NOW + 1000, shard.bounds)
+    deciding = batcher._Batcher(shard.index, read_segment, NOW + 1000, 0, shard.bounds)
     open_, take = [], deciding._remove_from_segment
 
     def counted(number, key):
