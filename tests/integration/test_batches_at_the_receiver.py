@@ -29,13 +29,13 @@ def bring(count, *endpoints):
     source = Source(builders.snapshot(*endpoints, *subscriptions))
     records = [builders.record(offset=n, value=b'{"id": "e%d",  "tenant_id": "t1"}' % n, partition=n % 3) for n in range(count)]
     with working() as here:
-        collected = list(
-            here.collect([records[: count // 2], records[count // 2 :]], source, shards=SHARDS, immediate_flush_s=0.5)
-        )
+        halves = [records[: count // 2], records[count // 2 :]]
+        collected = here.collect(halves, source, shards=SHARDS, immediate_flush_s=0.5)
+        rows = [row for each in collected for row in each.rows]
         left = []
         for number in range(SHARDS):
             shard = Shard()
-            shard.decide([row.segment for each in collected for row in each.rows if row.shard == number], now_ms=2**60)
+            shard.decide([row.segment for row in rows if row.shard == number], now_ms=2**60)
             left += shard.last.batches
             assert shard.is_empty()
         counted = counters.Counters()

@@ -48,11 +48,12 @@ class _DueBatches(NamedTuple):
 class Collected:
     """The result of one call of `Collector.add` or `Collector.finish`.
 
-    `rows`: segments, also with events of earlier calls; from `add`, only with full batches. `results`: from `add`, the skips
-    and rejections of its own records; from `finish`, the receipts, paused partitions and numbers of the whole task.
+    `rows`: segments, also with events of earlier calls; from `add`, only with full batches. From `finish`, the rows can be read
+    once, because each segment is made when it is read. `results`: from `add`, the skips and rejections of its own records; from
+    `finish`, the receipts, paused partitions and numbers of the whole task.
     """
 
-    rows: list[SegmentRow] = field(default_factory=list)
+    rows: Iterable[SegmentRow] = field(default_factory=list)
     results: Results = field(default_factory=Results)
 
 
@@ -105,26 +106,29 @@ class Collector:
                 for item, match in due.collected:
                     self._add(item, match)
         if self._closed_size > self._max_segment_bytes:
-            collected.rows += self._rows(self._closed)
+            collected.rows = list(self._rows(self._closed))
             self._closed, self._closed_size = {}, 0
         return collected
 
     def finish(self) -> Collected:
         """Return the segments of all events that `add` has not returned, and the results of the whole task.
 
-        The results: offset receipts, paused partitions, and the numbers of reused ids and of invalid times.
+        The results: offset receipts, paused partitions, and the numbers of reused ids and of invalid times. The collector
+        forgets the events, so that an event is freed when its segments are read. Otherwise the task would have all events in
+        memory twice: in batches and in segments.
         """
         batches = self._closed
         for (endpoint_id, _), batch in self._open.items():
             if batch.items:
                 batches.setdefault(_owner_shard(endpoint_id, self._shards), []).append(batch)
+        self._closed, self._open = {}, {}
         results = Results(
             receipts=self._intake.receipts(),
             reused_ids=self._intake.drain_reused_ids(),
             invalid_times=self._intake.drain_invalid_times(),
             paused=self._intake.paused,
         )
-        return Collected(rows=list(self._rows(batches)), results=results)
+        return Collected(rows=self._rows(batches), results=results)
 
     def _add(self, item: segment.SegmentItem, match: matching.Match) -> None:
         endpoint = match.endpoint
@@ -161,9 +165,17 @@ class Collector:
         return batch
 
     def _rows(self, batches: dict[int, list[segment.PendingBatch]]) -> Iterator[SegmentRow]:
+        """Yield the segments of pending batches, and remove each batch from its list in `batches` when its segment is made."""
         for shard, of_shard in batches.items():
-            for written, _ in segment.encoded(of_shard, self._max_segment_bytes):
+            for written, _ in segment.encoded(_removed(of_shard), self._max_segment_bytes):
                 yield SegmentRow(shard, written)
+
+
+def _removed(batches: list[segment.PendingBatch]) -> Iterator[segment.PendingBatch]:
+    """Remove the pending batches from a list one by one, in order, and yield them."""
+    batches.reverse()
+    while batches:
+        yield batches.pop()
 
 
 def _match_event(now_ms: int, event: Event, due: list[matching.Match]) -> _DueBatches:

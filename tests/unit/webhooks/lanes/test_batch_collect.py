@@ -4,6 +4,7 @@ import asyncio
 import collections
 import subprocess
 import sys
+import tracemalloc
 
 import orjson
 import pytest
@@ -74,7 +75,7 @@ def test_two_payloads_of_one_id_are_counted_over_micro_batches():
         )
         asyncio.run(collector.add([*records(1, amount=amount), *records(1, tenant_id="t9", amount=amount)]))
         last = collector.finish()
-        assert len(last.rows) == 1
+        assert len([*last.rows]) == 1
         total += counters.count(last.results, cpu_s=0.0).reused_ids
     assert total == 2
 
@@ -223,6 +224,26 @@ def test_full_batches_leave_memory_early():
     assert asyncio.run(collector.add(records(5))).rows == []
     rows = asyncio.run(collector.add(records(200))).rows
     assert sum(len(batch.items) for row in rows for batch in segment.decoded(row.segment)) == 200
+
+
+def test_events_are_not_in_memory_twice_at_the_end():
+    """Regression: at the end of its task, the collector had all events in batches and in segments at the same time."""
+    rows = [endpoint(f"ep{n}", batching=Batching(max_events=1000)) for n in range(20)]
+    collector = batch_collect.Collector(
+        registries.WholeRegistry("base", snapshot(*rows)), parsing.Layout(), shards=4, now_ms=NOW_MS, max_segment_bytes=20_000
+    )
+    tracemalloc.start()
+    try:
+        for number in range(20):  # each event has a payload of its own, in the segments of four shards
+            asyncio.run(collector.add(records(1, number=number, text="x" * 40_000)))
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        segments = sum(len(row.segment) for row in collector.finish().rows)
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert segments > before / 2
+    assert (peak - before < segments / 2, after < before / 2) == (True, True)
 
 
 def test_a_shard_is_the_same_in_every_process():
