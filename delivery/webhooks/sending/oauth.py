@@ -139,8 +139,8 @@ class Tokens:
 
         1. The refused token was replaced meanwhile: do what `header` does.
         2. A token request is in flight: wait for its token.
-        3. A renewal after a 401 began less than RETRY_PAUSE_S ago: None, because another renewal would not help.
-        4. A token request failed less than RETRY_PAUSE_S ago: raise that failure.
+        3. A token request failed less than RETRY_PAUSE_S ago: raise that failure.
+        4. A renewal after a 401 began less than RETRY_PAUSE_S ago: None, because another renewal would not help.
         5. Otherwise request a token, and wait for it.
 
         Other attempts use the refused token until it is replaced or ends. Another endpoint with the same Auth may accept it,
@@ -150,7 +150,8 @@ class Tokens:
         if token.header != refused:
             return await self.header(grant, timeout_s)
         now = self._monotonic()
-        if token.fetching is None and now < token.renew_on_401_at:
+        has_just_failed = token.failure is not None and now < token.retry_at
+        if token.fetching is None and now < token.renew_on_401_at and not has_just_failed:
             return None
         if token.fetching is None and now >= token.retry_at:
             token.fetching = asyncio.create_task(self._fetch(grant, token))

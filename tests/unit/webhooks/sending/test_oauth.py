@@ -318,11 +318,19 @@ def test_a_401_does_not_take_the_token_from_other_endpoints():
         using = sender.Sender(servers, guard.Guard(), timeout_s=TIMEOUT_S, clock=clock, monotonic=clock)
         strict, other = (builders.delivery(endpoint=builders.endpoint(name, auth=AUTH)) for name in ("strict", "other"))
         made = [(await using.attempt(delivery, 1)).error_class for delivery in (strict, other)]
-        servers._answers = [401, 200]
-        clock.now += oauth.RETRY_PAUSE_S
+        servers._answers, clock.now = [401, 200], clock.now + oauth.RETRY_PAUSE_S
         return *made, (await using.attempt(strict, 2)).error_class, servers.tokens_sent()
 
     assert asyncio.run(main()) == ("token_refused", None, None, [b"t1", b"t1", b"t1", b"t2"])
+
+
+def test_after_a_failed_renewal_a_refused_attempt_fails_likewise():
+    async def main():
+        cache = tokens(Servers(granted("t1", expires_in=3600), errors.ConnectFailed("down")), fakes.Clock())
+        made = [cache.header_after_401(await cache.header(GRANT, 2.0), GRANT, 2.0) for _ in range(2)]
+        return [type((await asyncio.gather(each, return_exceptions=True))[0]) for each in made]
+
+    assert asyncio.run(main()) == [errors.TokenRefused] * 2
 
 
 def test_an_attempt_without_a_token_is_not_sent():
