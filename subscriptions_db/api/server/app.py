@@ -113,6 +113,7 @@ class Api:
         self._in_flight = 0
         self._readiness: asyncio.Task[None] | None = None
         """The newest check of readiness. Probes that come while it runs share it."""
+        self._probes = 0
 
     def application(self) -> web.Application:
         """Return the aiohttp application with all routes."""
@@ -201,6 +202,9 @@ class Api:
         # Probes need no key. If each took a thread or a place in flight, a flood of them would keep the customers out.
         if self._readiness is None or self._readiness.done():
             self._readiness = asyncio.create_task(self._threads.run(self._store.require_ready))
+        if self._probes >= self._config.max_waiting:
+            raise problems.unavailable("too many readiness probes wait: try again")
+        self._probes += 1
         try:
             with self._outside_in_flight():
                 await asyncio.shield(self._readiness)  # a client that hangs up must not end the check of the others
@@ -209,6 +213,8 @@ class Api:
         except errors.FanoutError as exc:
             log.warning("/readyz answers 503, so that a load balancer sends no requests here until this is repaired: %s", exc)
             raise problems.not_ready(exc) from exc
+        finally:
+            self._probes -= 1
         return await _static(b'{"ok":true}', _)
 
     async def _read_key(self, key_id: str) -> dict[str, Any] | None:

@@ -27,7 +27,10 @@ HUNG_UP = "the connection was closed before the whole body had arrived: send the
 UNREADABLE = (
     "the body is not encoded as the headers Content-Encoding and Transfer-Encoding say: correct the body or the headers"
 )
-ON_CUT_OFF = "the connection was closed. Nothing needs to be done. If it happens often, the client or a proxy reads too slowly"
+ON_CUT_OFF = (
+    "the connection was closed. Nothing needs to be done. If it happens often, the client or a proxy reads too slowly, or many "
+    "other clients read no answers"
+)
 """The field `advice` of the log line about an answer that could not be sent in time."""
 Place = Callable[[str], contextlib.AbstractContextManager[None]]
 """A context in which a request of a customer or key occupies a place in flight (`WorkerThreads.place`)."""
