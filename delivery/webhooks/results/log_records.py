@@ -38,7 +38,8 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="
     2026-11-21."""
     entries: list[Entry]
     """One entry for each attempt; one entry for a delivery or a batch without an attempt; or one entry for each redriven dead
-    letter."""
+    letter. Since 2026-11-29, an entry of a batch that would have more than 900,000 bytes is divided: each part has some of the
+    events, the same `webhook_id` and the same attempt. Readers count each part as an attempt."""
 
 
 class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="receipt"):
