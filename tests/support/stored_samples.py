@@ -125,7 +125,7 @@ def _segments() -> dict[int, compaction.StoredSegment]:
 
 def _retry_index() -> shard_scheduler.RetryIndex:
     state = endpoint_state.EndpointState(
-        window=window.Window(3, NOW + 500, 2, False, NOW - 9000, NOW - 10, NOW + 7, True, NOW - 5),  # every element
+        window=window.Window(3, NOW + 500, 2, False, NOW - 9000, NOW - 10, NOW + 7, True, NOW - 5, NOW - 6),  # every element
         events=4,
         size=70,
         fifos={None: fifo.Fifo(2, 8, 1, NOW - 1, NOW + 1, _slices()), '"a"': fifo.Fifo(1, 9)},

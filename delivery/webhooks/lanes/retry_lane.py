@@ -194,14 +194,14 @@ class RetryLane:
     ) -> LeaseInFlight:
         """Return the lease with the rows that the registry has for its endpoint, subscriptions and tenants.
 
-        The entries of a lease that is given up end at once, and cannot wait for a newer registry. So rows that a cached answer
-        lacks are looked up again for such a lease.
+        Events without a row are skipped. So rows that a cached answer lacks are looked up again: the answer may be older than a
+        failover of Postgres that lost commits, and know none of the newer rows.
         """
         tenants = revalidation.tenant_ids(itertools.chain.from_iterable(entry.packed for entry in lease.entries))
         # Read first: a change that takes effect during the look-up may be missing in `destination`.
         revision = registry.revision
         destination = await registry.destination(lease.endpoint_id, tenants)
-        if not lease.number and lease_triage.lacks_rows(lease, destination):
+        if lease_triage.lacks_rows(lease, destination):
             destination = await registry.destination(lease.endpoint_id, tenants, read_again=True)
         view = lease_triage.RegistryView(destination, revision, self._registry_max_age_s)
         return LeaseInFlight(lease, view, until=self._clock() + LEASE_S, ended=ended, tenants=tenants)

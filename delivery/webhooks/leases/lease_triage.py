@@ -105,7 +105,7 @@ class Disposition(NamedTuple):
     is_refusal: bool
     """True if a healthy endpoint refused the entry."""
     is_poison: bool = False
-    """True if `is_unhealthy`, but the failure says more about the entry's events than about the endpoint (`is_poison`)."""
+    """True if `is_unhealthy`, but the failure may say more about the entry's events than about the endpoint (`is_poison`)."""
 
 
 def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_work.CompletedKeys, now_ms: int) -> Triage:
@@ -178,11 +178,11 @@ def settle(
 
 
 def is_poison(entry: retry_messages.RetryEntry, attempt: Attempt, accepted_ms: int) -> bool:
-    """Return True if a failed `attempt` says more about the entry's events (a poison message) than about the endpoint.
+    """Return True if a failed `attempt` may say more about the entry's events (a poison message) than about the endpoint.
 
-    The entry's attempt before failed too, and the endpoint has accepted another request since then, at `accepted_ms`. Both
-    attempts failed with a class in EVENT_DEPENDENT. An endpoint that fails from now on still shows it by other entries, and by
-    the next attempt of this entry.
+    The entry's attempt before failed too, and a report or hint of `accepted_ms` says that the endpoint has accepted another
+    request since. Both attempts failed with a class in EVENT_DEPENDENT. The shard believes it once after each acceptance
+    (`Window.apply_report`).
     """
     if not entry.history or attempt.error_class not in EVENT_DEPENDENT:
         return False

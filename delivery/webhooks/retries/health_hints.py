@@ -18,7 +18,7 @@ from delivery.registry_model import Endpoint, EndpointId
 SHARE = 1 / 8
 """Longest interval between two hints of a worker about an endpoint that accepts requests, as a share of
 `retry.disable_after_s`. With 100 workers, 10,000 endpoints and the default of five days: some 25 records of 60 bytes a
-second."""
+second. In addition, a worker makes at most one hint about an endpoint for each task in which the endpoint failed."""
 SHORTEST = 0.5
 """Shortest interval between two hints, as a share of the longest interval. Intervals are random between the two, so that hints
 of many endpoints do not stay in step."""

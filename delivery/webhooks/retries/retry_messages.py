@@ -226,7 +226,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     is_throttled: bool = False
     """True if a response had the status 429. Since 2026-11-29."""
     poison: int = 0
-    """Number of the `failed` attempts that say more about their events than about the endpoint (`lease_triage.is_poison`).
+    """Number of the `failed` attempts that may say more about their events than about the endpoint (`lease_triage.is_poison`).
     Since 2026-11-29."""
 
     def requeued_on_shard_clock(self, now_ms: int) -> list[Requeue]:
@@ -268,7 +268,7 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """True if the endpoint's last report had only failures, or if the endpoint has not recovered from a back-off
     (Window.is_degraded). A further failure then says nothing about our network."""
     accepted_ms: int = 0
-    """Time of the last request that the endpoint accepted, as far as the shard knows. 0: unknown."""
+    """Time of the last report or health hint after which the endpoint had accepted a request. 0: unknown. Since 2026-11-29."""
 
 
 _encoder = msgspec.msgpack.Encoder()

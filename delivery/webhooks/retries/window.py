@@ -95,6 +95,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     the endpoint is paused, disabled or quarantined."""
     accepted_ms: int = 0
     """Time of the last report or health hint after which the endpoint had accepted a request, in any lane. 0: unknown."""
+    forgiven_ms: int = 0
+    """Time of the last report with only failures of which some did not count (`_forgiven`). 0: there was none."""
 
     def apply_deferral(self, reason: str, policy: ShardPolicy, now_ms: int, since_ms: int) -> None:
         """Apply the reason for which another lane deferred a delivery at `since_ms`.
@@ -114,12 +116,12 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def apply_health_hint(self, message: retry_messages.Postponed, policy: ShardPolicy, now_ms: int) -> None:
         """Apply the health hint of a message, if the message has one."""
         if message.accepts:
-            self.record_acceptance(min(message.at_ms or now_ms, now_ms))
+            self.record_acceptance(min(message.at_ms, now_ms))
         elif message.accepts is not None:
             self.record_failure(policy, min(message.at_ms, now_ms))
 
     def record_acceptance(self, at_ms: int) -> None:
-        """Record that the endpoint has accepted a request before `at_ms`, in any lane."""
+        """Record that the endpoint has accepted a request before `at_ms`, in any lane. 0: nobody knows when."""
         self.failing_since_ms = None
         self.accepted_ms = max(self.accepted_ms, at_ms)
 
@@ -137,14 +139,15 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """Apply the result of a lease.
 
         1. The endpoint is paused, disabled or quarantined: back off. The endpoint's health is unknown.
-        2. Only failures: the window halves for each of them, except those of poison events (`Report.poison`). If less than one
-           request is left, or if the endpoint asks for fewer requests, back off and probe. If the lease was of one order key,
-           the window only halves, and stays at 1 or more: failures of one key do not stop the others.
+        2. Only failures: the window halves for each of them. Those of poison events (`Report.poison`) do not count if the
+           endpoint has accepted a request since the last such report. If less than one request is left, or if the
+           endpoint asks for fewer requests, back off and probe. If the lease was of one order key, the window only halves, and
+           stays at 1 or more: failures of one key do not stop the others.
         3. More failures than answers, or the endpoint asks for fewer requests: the window halves, without a back-off. An
            answer accepts or refuses.
         4. Other answers, including those that accept nothing: the endpoint is alive. The window doubles, up to
            `max_lease_entries`.
-        5. Neither, or only failures of poison events: the window stays as it is.
+        5. Neither, or only failures that do not count: the window stays as it is.
 
         In each case no request begins before the longest `Retry-After` has passed. Until KNOWLEDGE_MS after the report, or
         after the end of a present wait (`backoff_until_ms`), no deferral by another lane causes a back-off.
@@ -158,9 +161,9 @@ class Window(msgspec.Struct, array_like=True, gc=False):
             is_too_wide = report.failed > answers or _asks_for_fewer(report)
             self.size = max(1, self.size // 2) if is_too_wide else min(self.size * 2, policy.max_lease_entries)
             self.has_recovered = self.has_recovered or self.size >= min(RECOVERED_WINDOW, policy.max_lease_entries)
-        elif report.failed > report.poison:
+        elif counted := report.failed - self._forgiven(report, now_ms):
             self.has_only_failed = True
-            size = self.size >> (report.failed - report.poison)
+            size = self.size >> counted
             if report.order_key is None and (size < 1 or _asks_for_fewer(report)):
                 self._back_off(policy, now_ms)
             else:
@@ -215,6 +218,17 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         Called after `known_until_ms` has passed, if the endpoint has no retry entries.
         """
         return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms, accepted_ms=self.accepted_ms)
+
+    def _forgiven(self, report: retry_messages.Report, now_ms: int) -> int:
+        """Return how many failures of a report with only failures do not count: those of poison, once after an acceptance.
+
+        Otherwise, in an outage right after an acceptance, each waiting entry that had failed before would be attempted without
+        a back-off.
+        """
+        if not report.poison or self.accepted_ms <= self.forgiven_ms:
+            return 0
+        self.forgiven_ms = min(report.at_ms or now_ms, now_ms)
+        return report.poison
 
     def _back_off(self, policy: ShardPolicy, now_ms: int) -> None:
         wait_s = min(policy.probe_interval_s * 2.0 ** min(self.backoffs, 32), policy.max_probe_interval_s)

@@ -170,9 +170,10 @@ def test_a_lease_with_more_tenants_than_cached_answers_is_attempted(max_answers)
 class LookedUp(registries.WholeRegistry):
     """A registry with one more change after a look-up than before it."""
 
-    async def destination(self, *asked):
-        known = await super().destination(*asked)
-        self.advance(SnapshotChanges(since=1, revision=2))
+    async def destination(self, *asked, **options):
+        known = await super().destination(*asked, **options)
+        if self.revision == 1:
+            self.advance(SnapshotChanges(since=1, revision=2))
         return known
 
 
@@ -188,3 +189,23 @@ def test_a_change_during_a_look_up_is_not_in_the_destination():
 
     [report] = asyncio.run(main()).reports
     assert [back.reason for back in report.requeued] == [retry_reasons.REGISTRY_BEHIND]
+
+
+class Outdated(registries.WholeRegistry):
+    """A registry whose cached answer lacks a subscription that a new look-up finds."""
+
+    async def destination(self, *asked, read_again=False):
+        known = await super().destination(*asked, read_again=read_again)
+        return known if read_again else known._replace(subscriptions={})
+
+
+def test_rows_that_a_cached_answer_lacks_are_looked_up_again():
+    """Regression: after a failover that lost commits, retries of a new subscription were skipped as `subscription_deleted`."""
+
+    async def main():
+        lane = lane_of(Sender())
+        first = await lane.start([retry_messages.encoded(lease(waiting()))], Outdated("base", registry()), 10)
+        return together(first, await lane.finish_task(10))
+
+    [report] = asyncio.run(main()).reports
+    assert (report.delivered, report.requeued) == (1, [])

@@ -23,7 +23,7 @@ from tests.support.retries import (
 
 AN_HOUR = {"disable_after_s": 3200}
 """With an eighth more, because other lanes report acceptances that late."""
-ACCEPTED = retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [], accepts=True))
+ACCEPTED = retry_messages.encoded(retry_messages.Postponed("ep1", "c1", [], accepts=True, at_ms=NOW))
 
 
 def test_an_endpoint_with_entries_is_suppressed_until_it_has_recovered():
@@ -60,13 +60,14 @@ def poison_retries(leases, now_ms):
             lease,
             *(requeue(place, now_ms + 60_000, attempt) for place in range(len(lease.entries))),
             poison=sum(lease_triage.is_poison(each, attempt, lease.accepted_ms) for each in lease.entries),
+            at_ms=now_ms,
         )
         for lease in leases
     ]
 
 
-@pytest.mark.parametrize(("hint", "suppressed_s"), [(ACCEPTED, 0), (None, 285)], ids=["accepts others", "accepts nothing"])
-def test_an_endpoint_that_always_fails_some_events_is_not_suppressed(hint, suppressed_s):
+@pytest.mark.parametrize(("accepts_others", "suppressed_s"), [(True, 0), (False, 285)])
+def test_an_endpoint_that_always_fails_some_events_is_not_suppressed(accepts_others, suppressed_s):
     """Regression: the retry lane sees only the events that fail. Two in a hundred suppressed the endpoint most of the time.
 
     Each second one more event fails, and is attempted again after 5 s, then each minute.
@@ -75,10 +76,24 @@ def test_an_endpoint_that_always_fails_some_events_is_not_suppressed(hint, suppr
     for second in range(300):
         now_ms = NOW + second * 1000
         failed = entry(again_at_ms=now_ms + 5000, since_ms=now_ms, history=(failed_attempt(started_at_ms=now_ms - 10),))
-        leases = shard.step(postponed(failed), *([hint] if hint else []), *reports, now_ms=now_ms)
+        hints = [retry_messages.encoded(retry_messages.Postponed.health_hint("ep1", "c1", accepts=True, at_ms=now_ms))]
+        leases = shard.step(postponed(failed), *reports, *(hints if accepts_others else []), now_ms=now_ms)
         reports = poison_retries(leases, now_ms)
         suppressed += bool(shard.backlog.suppressed)
     assert (suppressed, shard.backlog.events) == (pytest.approx(suppressed_s, abs=10), 300)
+
+
+def test_an_outage_right_after_an_acceptance_soon_causes_a_back_off():
+    """Regression: each of 200 entries that had failed before the acceptance was attempted once, without a back-off."""
+    shard, reports, requests = Shard(), [], 0
+    failed = [entry(again_at_ms=NOW + 5000, history=(failed_attempt(started_at_ms=NOW - 1000),)) for _ in range(200)]
+    shard.step(postponed(*failed), ACCEPTED, now_ms=NOW)
+    for second in range(1, 61):
+        leases = shard.step(*reports, now_ms=NOW + second * 1000)
+        reports = poison_retries(leases, NOW + second * 1000)
+        requests += sum(len(lease.entries) for lease in leases)
+    assert requests < 25
+    assert shard.backlog.suppressed == {"ep1"}
 
 
 def test_a_throttling_endpoint_gets_at_most_twice_what_it_takes():

@@ -142,8 +142,17 @@ def test_an_unstable_endpoint_has_no_back_off():
     ],
 )
 def test_failures_of_poison_events_alone_leave_the_window_as_it_is(each, size, wait_s, has_only_failed):
-    made = after(each)
+    made = window.Window(accepted_ms=NOW - 1)
+    made.apply_report(each, POLICY, NOW)
     assert (made.size, max(waits_s(made), 0), made.has_only_failed) == (size, wait_s, has_only_failed)
+
+
+def test_poison_counts_from_the_second_failure_after_an_acceptance():
+    made = after(ACCEPTED)
+    made.apply_report(report(failed=9, poison=9), POLICY, NOW + 1000)
+    assert (made.size, made.backoff_until_ms) == (16, 0)
+    made.apply_report(report(failed=9, poison=9), POLICY, NOW + 2000)
+    assert (made.size, waits_s(made, now_ms=NOW + 2000)) == (1, 5)
 
 
 def test_a_retry_after_counts_beside_a_success_too():
@@ -302,7 +311,7 @@ def test_an_outdated_window_keeps_only_the_failing_time():
         (retry_messages.Postponed.health_hint("ep1", "c1", accepts=True, at_ms=NOW - 500), NOW - 500),
         (retry_messages.Postponed.health_hint("ep1", "c1", accepts=True, at_ms=NOW + 500), NOW),
         (retry_messages.Postponed.health_hint("ep1", "c1", accepts=False, at_ms=NOW), 0),
-        (retry_messages.Postponed.completion("ep1", "c1", [], accepted=True), NOW),
+        (retry_messages.Postponed.completion("ep1", "c1", [], accepted=True), 0),  # it has no time
     ],
 )
 def test_a_window_knows_the_last_acceptance_in_any_lane(message, known_ms):
