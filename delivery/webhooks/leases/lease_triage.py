@@ -147,7 +147,7 @@ def settle(
     now_ms: int,
     rng: random.Random,
 ) -> Disposition:
-    """Return the decision about an attempted entry. `accepted_ms`: when the endpoint last accepted a request (Lease).
+    """Return the decision about an attempted entry. `accepted_ms` is that of its Lease.
 
     1. Accepted: delivered.
     2. Failed: postponed until the time that `backoff.next_attempt` returns.
