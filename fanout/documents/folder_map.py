@@ -83,6 +83,7 @@ AREAS = (
             "subscriptions_db.api.contract subscriptions_db.api.examples",
             "subscriptions_db.api.oidc subscriptions_db.api.documents",
             "subscriptions_db.api.registry subscriptions_db.api.deliveries subscriptions_db.api.publishing",
+            "subscriptions_db.api.admission",
             "subscriptions_db.api.server",
         ),
     ),

@@ -229,7 +229,7 @@ API = Picture(
         "request": Outside("request"),
         "app": Code(("subscriptions_db.api.server.app",), "limits of size and time"),
         "contract": Code(("subscriptions_db.api.contract.routes",)),
-        "admission": Code(("subscriptions_db.api.server.admission",), "key, rate, scope"),
+        "admission": Code(("subscriptions_db.api.admission.admission",), "key, rate, scope"),
         "handler": Code(("subscriptions_db.api.server.handler",), "on a thread"),
         "handlers": Code(("subscriptions_db.api.registry", "subscriptions_db.api.deliveries")),
         "transaction": Code(("subscriptions_db.api.server.transactions",), "one transaction, the caller's rights"),

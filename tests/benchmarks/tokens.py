@@ -11,9 +11,9 @@ import sys
 import time
 
 from delivery.config import oidc_settings
+from subscriptions_db.api.admission import admission
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.oidc import provider_keys, tokens
-from subscriptions_db.api.server import admission
 from subscriptions_db.api.server.route_table import ROUTES
 from tests.support.tokens import ADMINS, AUDIENCE, Issuer
 

@@ -24,6 +24,7 @@ from delivery import errors
 from delivery.config import plan_builder, settings
 from delivery.observability import metrics
 from delivery.webhooks.results.counters import NONE
+from subscriptions_db.api.admission import admission, key_use, request_bodies
 from subscriptions_db.api.contract import deprecation, etags, problem_types, problems
 from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.principals import Principal, Scope
@@ -33,12 +34,10 @@ from subscriptions_db.api.oidc.provider_keys import ProviderKeys
 from subscriptions_db.api.oidc.tokens import TokenVerifier
 from subscriptions_db.api.registry import test_events
 from subscriptions_db.api.server import (
-    admission,
+    answer_sender,
     handler,
-    key_use,
     long_polls,
     publish_handler,
-    request_bodies,
     route_table,
     snapshot_feed,
     transactions,
@@ -82,7 +81,7 @@ class Api:
         bounds: ServerBounds,
     ) -> None:
         self._config = config.api
-        self._answers = request_bodies.AnswerSender(bounds.sending_s, config.api.max_waiting)
+        self._answers = answer_sender.AnswerSender(bounds.sending_s, config.api.max_waiting)
         self._store = opened
         self._test_events = sending
         guard = plan_builder.guard_of(config.delivery)

@@ -24,12 +24,12 @@ from delivery import errors
 from delivery.config import settings
 from delivery.observability import metrics
 from delivery.registry_model import TenantId
+from subscriptions_db.api.admission import admission, request_bodies
 from subscriptions_db.api.contract import etags, problems
 from subscriptions_db.api.contract.deprecation import Deprecation
 from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.publishing import bodies, checks, daily_quotas, known_topics, producer, tenant_rates
 from subscriptions_db.api.publishing.publish_route import PublishQuery
-from subscriptions_db.api.server import admission, request_bodies
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import pytest
 from subscriptions_db import answer_size
 from subscriptions_db.api.contract import keys, problems
 from subscriptions_db.api.contract.principals import Scope
-from subscriptions_db.api.server import handler, request_bodies
+from subscriptions_db.api.server import answer_sender, handler
 from tests.integration.api import test_validation, world
 
 pytestmark = pytest.mark.integration
@@ -106,7 +106,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(served, monkeypatch):
             logged.update(extra)
             is_cut_off.set()
 
-    monkeypatch.setattr(request_bodies.log, "info", log)
+    monkeypatch.setattr(answer_sender.log, "info", log)
     request = b"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\nx-request-id: unread\r\n\r\n"
     whole = answers * len(served.client(None).get("/v1/openapi.json").text)
     with world.beside(served, sending_s=0.2) as strict:

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from delivery.config import oidc_settings
-from subscriptions_db.api.server import admission
+from subscriptions_db.api.admission import admission
 from tests.integration.api import world
 from tests.support.oidc_provider import Provider
 from tests.support.tokens import ADMINS, AUDIENCE, Issuer

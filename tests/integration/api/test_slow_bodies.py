@@ -10,7 +10,7 @@ import pytest
 
 from delivery.config import settings
 from subscriptions_db import server_bounds
-from subscriptions_db.api.server import app, request_bodies, transactions
+from subscriptions_db.api.server import answer_sender, app, transactions
 from tests.integration.api import world
 from tests.support.waiting import assert_becomes
 
@@ -132,7 +132,7 @@ def test_a_body_that_cannot_be_decompressed_is_refused(served, key, request_line
 def test_clients_that_read_no_answer_do_not_keep_others_out(served, monkeypatch):
     """Regression: unread answers were in flight for a minute, and all others got 503. Nobody needs a key for the document."""
     cut_off = queue.Queue()
-    monkeypatch.setattr(request_bodies.log, "info", lambda _, extra: cut_off.put(extra["after_s"]))
+    monkeypatch.setattr(answer_sender.log, "info", lambda _, extra: cut_off.put(extra["after_s"]))
     with contextlib.ExitStack() as unread:
         for _ in range(served.config.api.max_waiting + 2):
             client = unread.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", served.port))))

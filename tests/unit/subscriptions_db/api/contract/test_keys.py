@@ -12,9 +12,9 @@ import pytest
 
 from delivery.webhooks.scheduling import limits
 from subscriptions_db import server_bounds
+from subscriptions_db.api.admission import admission
 from subscriptions_db.api.contract import keys, problems
 from subscriptions_db.api.contract.principals import Principal, Scope
-from subscriptions_db.api.server import admission
 from subscriptions_db.api.server.route_table import ROUTES
 from tests.support.fakes import Clock
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from joserfc import jwe, jwk
 
 from delivery.config import oidc_settings
+from subscriptions_db.api.admission import admission
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.oidc import provider_keys, tokens
-from subscriptions_db.api.server import admission
 from tests.support.tokens import ADMINS, AUDIENCE, CANARY, Issuer, part
 
 ISSUER = Issuer()

@@ -10,9 +10,10 @@ import pytest
 
 from delivery.config import settings
 from delivery.webhooks.scheduling import limits
+from subscriptions_db.api.admission import admission
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.publishing import bodies, checks, tenant_rates
-from subscriptions_db.api.server import admission, publish_handler
+from subscriptions_db.api.server import publish_handler
 from tests.support.fakes import Clock
 
 

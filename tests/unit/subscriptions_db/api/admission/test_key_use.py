@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from delivery import errors
+from subscriptions_db.api.admission import key_use
 from subscriptions_db.api.contract import keys
 from subscriptions_db.api.contract.principals import Principal, Scope
-from subscriptions_db.api.server import key_use
 from tests.support.fakes import Clock
 
 
