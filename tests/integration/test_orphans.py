@@ -94,27 +94,26 @@ def test_an_orphan_attempts_no_further_retry_entry():
 WORKER = """
 import os, sys, threading
 from pathlib import Path
+from delivery import errors
 from delivery.stages.tasks import deliver_events, task_context
-from tests.support import assignments, sinks
+from tests.support import sinks
 from tests.integration import test_orphans as here
 
 class Stuck(sinks.Nowhere):
     def flush(self, within_s):
         threading.Event().wait()
 
-def rows():
-    yield assignments.numbered(0)
-    sys.stdin.read()  # as Spark's worker waits for its JVM
-    raise EOFError
-
 url, folder = sys.argv[1:]
 sink = sinks.Folder(Path(folder)) if folder else Stuck()
 tools = task_context.Tools(plan=here.PLAN, observe=lambda _: None, sink=sink)
-read = lambda _: iter([here.RECORDS])
+def read(_):
+    yield here.RECORDS
+    sys.stdin.read()  # the job's reader would still fetch records
+
 task = deliver_events.DeliverAssignment(assignments=[()], tools=tools, source=here.registry(url), read=read)
 try:
-    task(rows())
-except EOFError:
+    task(0, ())
+except errors.Orphaned:
     os._exit(0)  # as Spark's daemon ends a worker. A graceful end may crash, because the event loop's thread still runs
 """
 

@@ -1,5 +1,6 @@
 """The direct lane's tasks in a real Spark: every record accounted for, a registry that changes between micro-batches."""
 
+import os
 import sys
 
 import orjson
@@ -83,7 +84,24 @@ def test_a_new_broadcast_takes_the_place_of_the_old_one(spark):
 
 def test_workers_can_be_made_ready_without_any_record(spark, tools):
     of = broadcasts.Broadcaster(spark.sparkContext).source(published(), "direct")
-    assert written(tools, deliver_events.deliver(spark, [(), ()], tools, of, assignments.MadeRecords(()))) == []
+    assert written(tools, deliver_events.deliver(spark.sparkContext, [(), ()], tools, of, assignments.MadeRecords(()))) == []
+
+
+def test_the_direct_lane_uses_the_worker_processes_of_the_other_lanes(spark):
+    """Spark sets an environment variable for the tasks of frames alone, and would start further processes for the others."""
+
+    def of_frame(batches):
+        list(batches)
+        yield pa.RecordBatch.from_pylist([{"daemon": os.getppid()}])
+
+    def of_number(_, nothing):
+        list(nothing)
+        return iter([(os.getpid(), os.getppid())])
+
+    [row] = spark.range(0, 1, 1, 1).mapInArrow(of_frame, "daemon long").collect()
+    found = [task_context.numbered(spark.sparkContext, of_number, 1).collect()[0] for _ in range(30)]
+    assert {daemon for _, daemon in found} == {row.daemon}
+    assert len({worker for worker, _ in found}) < 30  # Spark uses a process again
 
 
 def test_workers_load_neither_pandas_nor_modules_of_the_driver(spark, observer, kafka):
@@ -103,10 +121,9 @@ def test_workers_load_neither_pandas_nor_modules_of_the_driver(spark, observer, 
         read=record_reader.to(kafka_clients.for_reading(config), with_keys=False),
     )
 
-    def loaded(batches):
-        assert list(deliver(batches)) == []
+    def loaded(number, nothing):
+        assert list(deliver(number, nothing)) == []
         assert "confluent_kafka" in sys.modules
-        names = [name for name in ("pandas", "pydantic", "psycopg") if name in sys.modules]
-        yield pa.RecordBatch.from_pylist([{"module": name} for name in names], pa.schema([("module", pa.string())]))
+        return iter([name for name in ("pandas", "pydantic", "psycopg") if name in sys.modules])
 
-    assert spark.range(0, 1, 1, 1).mapInArrow(loaded, "module string").collect() == []
+    assert task_context.numbered(spark.sparkContext, loaded, 1).collect() == []

@@ -45,7 +45,7 @@ def test_the_counts_of_all_tasks_arrive_and_are_published_once(spark, source, to
     publisher = telemetry.Telemetry(spark.sparkContext, "counted", settings.LogsSettings())
     cpu_before = value("fanout_cpu_seconds_total", process="workers") or 0.0
     delivering = assignments.made(spark, 1000, tools_with(publisher.observer), source, *VALUES)
-    assert delivering.rdd.getNumPartitions() == 2
+    assert delivering.getNumPartitions() == 2
     task_context.run(delivering)
 
     publisher.publish()

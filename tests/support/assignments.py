@@ -19,7 +19,7 @@ def numbered(number):
 def task(tools, source, chunks):
     """Run a task of the direct lane that reads `chunks`, which are lists of records. Yield the task's Arrow batches."""
     deliver = deliver_events.DeliverAssignment(assignments=[()], tools=tools, source=source, read=lambda _: iter(chunks))
-    yield from deliver([numbered(0)])
+    yield from deliver(0, ())
 
 
 def routing_task(tools, source, chunks, direct_from, number=0):
@@ -53,8 +53,8 @@ class MadeRecords:
 
 
 def made(spark, count, tools, source, *values, tasks=2):
-    """Return the frame whose tasks deliver `count` records of one topic."""
+    """Return the RDD whose tasks deliver `count` records of one topic."""
     ends = [len(range(number, count, PARTITIONS)) for number in range(PARTITIONS)]
     ranges = [RecordRange("events.order.created", number, 0, end) for number, end in enumerate(ends)]
     assignments = [tuple(ranges[number::tasks]) for number in range(tasks)]
-    return deliver_events.deliver(spark, assignments, tools, source, MadeRecords(values))
+    return deliver_events.deliver(spark.sparkContext, assignments, tools, source, MadeRecords(values))

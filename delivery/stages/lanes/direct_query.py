@@ -56,7 +56,7 @@ class DirectQuery:
         """
         if not once and (known := self._acquire()) is not None:
             self._size = self._context.sizing.now()  # it may have changed during the wait for the registry
-            self._deliver(self._spark, [()] * self._size.tasks, known)
+            self._deliver([()] * self._size.tasks, known)
         self._paused = lane_context.paused_topics_of(self._config, self._spark, "direct", watch, self._stop)
         lane = streaming_lane.StreamingLane(
             "direct",
@@ -88,23 +88,23 @@ class DirectQuery:
             self._spark, self._config.kafka, config, at_most=at_most, without_realtime=True, without=left_out
         )
 
-    def _handle(self, records: DataFrame, known: registries.RegistrySource) -> Result:
+    def _handle(self, _: DataFrame, known: registries.RegistrySource) -> Result:
         is_current = self._size == self._context.sizing.now() and not self._paused.must_replan
         if not lane_context.confirm_plan(self._reruns, is_current=is_current):
             return Result.REPLAN
         assignments = offset_ranges.divided(self._planned_offsets.ranges(), self._size.tasks)
-        report = self._deliver(records.sparkSession, assignments, known)
+        report = self._deliver(assignments or [()], known)
         self._records[self._batch_id] = report.counters.records
         self._paused.note(self._batch_id, report.paused)
         return Result.COMMITTED
 
     def _deliver(
-        self, spark: SparkSession, assignments: Sequence[Sequence[RecordRange]], known: registries.RegistrySource
+        self, assignments: Sequence[Sequence[RecordRange]], known: registries.RegistrySource
     ) -> telemetry.WorkerReport:
-        tools = self._tools.stamped(self._context.sizing.workers())
+        context, tools = self._spark.sparkContext, self._tools.stamped(self._context.sizing.workers())
         unhealthy, work_log = self._context.unhealthy.current(), self._reruns.work_log
         task_context.run(
-            deliver_events.deliver(spark, assignments, tools, known, self._read, unhealthy=unhealthy, work_log=work_log)
+            deliver_events.deliver(context, assignments, tools, known, self._read, unhealthy=unhealthy, work_log=work_log)
         )
         report = self._seen.publish()
         self._context.record(report)

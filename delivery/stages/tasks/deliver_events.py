@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark import RDD, SparkContext
 
 from delivery.model import Record
 from delivery.stages.kafka import record_reader
@@ -29,7 +30,7 @@ KEY = "key"
 
 
 def deliver(
-    spark: SparkSession,
+    context: SparkContext,
     assignments: Sequence[Sequence[RecordRange]],
     tools: task_context.Tools,
     source: registries.RegistrySource,
@@ -37,27 +38,27 @@ def deliver(
     *,
     unhealthy: Unhealthy = NONE_UNHEALTHY,
     work_log: CompletedWork | None = None,
-) -> DataFrame:
-    """Return a frame without rows, whose tasks read records, deliver them and write the results to Kafka.
+) -> RDD[Any]:
+    """Return an RDD without rows, whose tasks read records, deliver them and write the results to Kafka.
 
-    `task_context.run` runs the tasks. Each task reads one of `assignments` with `read`. Deliveries to suppressed endpoints go
-    to the retry lane. Deliveries that ended according to `work_log` are left out; None: no delivery is left out.
+    `task_context.run` runs the tasks. Each task reads one of `assignments`, of which there is at least one, with `read`.
+    Deliveries to suppressed endpoints go to the retry lane. Deliveries that ended according to `work_log` are left out; None:
+    no delivery is left out.
 
     With empty assignments the tasks only warm up the worker processes. The first micro-batch of a process takes seconds
     (imports, the snapshot, connections, the JVM's compiler). No event waits for these seconds in a process that was warmed up.
     """
-    partition = DeliverAssignment(
+    task = DeliverAssignment(
         assignments=assignments, tools=tools, source=source, read=read, unhealthy=unhealthy, work_log=work_log
     )
-    numbers = spark.range(0, len(assignments), 1, max(1, len(assignments)))  # one in each task
-    return numbers.mapInArrow(partition, task_context.NO_ROWS)
+    return task_context.numbered(context, task, len(assignments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverAssignment:
     """The function that Spark calls in each task: read and deliver records, write the results, yield no rows.
 
-    Spark passes the number of the task's assignment, in the only column of its rows.
+    Spark passes the number of the task, which is that of its assignment, and an empty iterable.
     """
 
     assignments: Sequence[Sequence[RecordRange]]
@@ -67,14 +68,11 @@ class DeliverAssignment:
     unhealthy: Unhealthy = NONE_UNHEALTHY
     work_log: CompletedWork | None = None
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, number: int, nothing: Iterable[Any]) -> Iterator[Any]:
+        for _ in nothing:
+            pass
         task, ended = self.tools.begin(), task_context.completed_before(self.work_log)
-        return task.write_all(task.worker.deliver(self._records(batches), self.source, self.unhealthy, ended))
-
-    def _records(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Record]]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self.read(self.assignments[number])
+        return task.write_all(task.worker.deliver(self.read(self.assignments[number]), self.source, self.unhealthy, ended))
 
 
 def records(batch: pa.RecordBatch) -> Iterator[Record]:

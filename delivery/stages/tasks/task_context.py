@@ -11,9 +11,10 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import RDD, SparkContext, TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812  # the name that every PySpark codebase uses
 
@@ -33,6 +34,9 @@ STAGE_IS_OVER = "failed the maximum allowable number of times: 1"
 NO_ROWS = T.StructType([T.StructField("nothing", T.BooleanType())])
 """Schema of a task's rows for Spark: a task returns none, because it writes its results to Kafka itself. If the schema were a
 text, the JVM would parse it in each micro-batch."""
+FRAME_VARIABLES = {"SPARK_SIMPLIFIED_TRACEBACK": "1"}
+"""Environment variables that Spark sets for the tasks of frames alone, and not for those that decide on shards. Tasks share
+worker processes if their environment variables are the same."""
 LAST_FLUSH_S = 1.0
 """Seconds that a failing task waits for Kafka to confirm its last rows."""
 
@@ -182,14 +186,39 @@ class RowsLost(Exception):
     """An executor ended, and shuffled rows that tasks had to read are gone. Some tasks have ended, others may still run."""
 
 
-def run(tasks: DataFrame) -> None:
-    """Run the tasks of a DataFrame, and wait until all have ended. The tasks return no rows. Called on the driver.
+class _FrameContext:
+    """Spark's context, with the environment variables of a frame's tasks. PySpark reads them from the context of an RDD."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+        self.environment = context.environment | FRAME_VARIABLES
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+def numbered(context: SparkContext, function: Callable[[int, Iterable[Any]], Iterator[Any]], tasks: int) -> RDD[Any]:
+    """Return an RDD with this number of tasks. Each calls `function` with its number, from 0 on, and an empty iterable.
+
+    The function must read the iterable to its end; otherwise Spark ends the worker process after the task. For each frame
+    Spark makes a plan, and for an RDD none (docs/adr/0053). The tasks share the worker processes of the tasks of frames.
+    """
+    # `SparkContext.parallelize` would send the elements, of which there are none, through a socket.
+    nothing = context._jsc.parallelize(context._jvm.java.util.ArrayList(), tasks)  # type: ignore[union-attr]  # noqa: SLF001
+    return RDD(nothing, cast("SparkContext", _FrameContext(context))).mapPartitionsWithIndex(function)
+
+
+def run(tasks: DataFrame | RDD[Any]) -> None:
+    """Run the tasks of a DataFrame or RDD, and wait until all have ended. The tasks return no rows. Called on the driver.
 
     Raise RowsLost if an executor was lost together with shuffled rows that the tasks had to read. Raise Spark's error if a task
     failed. After either error, other tasks may still run.
     """
     try:
-        tasks.write.format("noop").mode("overwrite").save()
+        if isinstance(tasks, RDD):
+            tasks._jrdd.count()  # noqa: SLF001  # PySpark's own methods would fetch the rows through a socket
+        else:
+            tasks.write.format("noop").mode("overwrite").save()
     except Exception as failure:
         if STAGE_IS_OVER in str(failure):
             raise RowsLost from failure
