@@ -62,7 +62,7 @@ def kept(body: bytes, headers: Iterable[tuple[bytes, bytes]], secrets: Iterable[
     """Return the beginning of a body as text of at most `max_bytes`, with `***` in place of credentials.
 
     Empty: there is no body, `max_bytes` is 0, or the body has a content encoding, although requests ask for no encoding.
-    `secrets` are the credentials of the endpoint, its access token, and the values of its own headers. Secrets of
+    `secrets` are those of the endpoint and its request (`sending.request.secrets`), and its access token. Secrets of
     MIN_SECRET_CHARS or more are replaced, with ASCII letters in either case, and as they are written in JSON, URLs and HTML.
     If secrets are found more than MAX_PLACES times, in all their forms together, the text is `***`.
     Invalid UTF-8, and control characters except tab, LF and CR, become U+FFFD.

@@ -7,6 +7,7 @@ attempts to a plain endpoint cost nothing extra.
 from __future__ import annotations
 
 import base64
+import re
 import urllib.parse
 from collections.abc import Iterator
 
@@ -19,6 +20,10 @@ from delivery.webhooks.http.origin import Grant, Origin, Target
 from delivery.webhooks.sending import handshake
 
 USER_AGENT = "fanout-webhooks/1"
+LONG_PART = 16
+"""Characters of a part of a URL's path or query from which on it may be a secret. Many receivers of webhooks know their senders
+by such a part. Shorter parts are mostly words, which help to understand a response."""
+_URL_PARTS = re.compile("[/?&=;]")
 
 
 def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
@@ -42,11 +47,13 @@ def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
 
 
 def secrets(endpoint: Endpoint) -> Iterator[str]:
-    """Yield the texts of an endpoint's requests that no log may show: values of its own headers, and the secret of `auth`.
+    """Yield the texts of an endpoint's requests that no log may show.
 
-    For basic authentication, the base64 text in the header is included. An access token is not.
+    These are the values of its own headers, the secret of `auth`, and long parts of the URL's path and query. For basic
+    authentication, the base64 text in the header is included. An access token is not.
     """
     yield from (value for _, value in endpoint.headers)
+    yield from (part for part in _URL_PARTS.split(yarl.URL(endpoint.url, encoded=True).raw_path_qs) if len(part) >= LONG_PART)
     if endpoint.auth.secret is not None:
         yield endpoint.auth.secret.reveal().decode(errors="replace")
         if endpoint.auth.kind is AuthKind.BASIC:

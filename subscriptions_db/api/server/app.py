@@ -375,7 +375,7 @@ def _conditions(route: Route, request: web.Request) -> etags.Conditions:
 
 
 def _idempotency_key(request: web.Request) -> str | None:
-    key = request.headers.get("idempotency-key")
+    key = _header(request, "idempotency-key")
     if key is not None and not _KEY.fullmatch(key):
         raise problems.invalid(("Idempotency-Key", "must be 1 to 255 printable ASCII characters without spaces"))
     return key

@@ -109,7 +109,8 @@ def letter_start(text: str | None) -> tuple[int, bool]:
         return 0, False
     with contextlib.suppress(errors.RegistrationError):
         [position] = _decoded("cursor", BACKWARDS, text, 1)
-        return _position("cursor", position), True
+        if before := _position("cursor", position):  # no dead letter is before the position 0, so no answer has that cursor
+            return before, True
     return letter_position(text), False
 
 

@@ -94,6 +94,13 @@ def test_an_invented_cursor_or_receipt_handle_is_refused(text):
             read(text)
 
 
+def test_a_cursor_that_ends_before_the_first_dead_letter_is_refused():
+    """Regression: the page had a next cursor that the next request refused."""
+    with pytest.raises(errors.RegistrationError, match="send one from an answer"):
+        archive_positions.letter_start(archive_positions.letter_cursor_back(0))
+    assert archive_positions.letter_start(archive_positions.letter_cursor_back(1)) == (1, True)
+
+
 def test_a_cursor_with_an_impossible_time_is_refused():
     with pytest.raises(errors.RegistrationError, match="cursor"):
         archive_positions.RecordPosition.read(archive_positions._encoded("a", archive_positions.MAX_POSITION, 1))

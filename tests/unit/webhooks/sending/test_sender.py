@@ -157,6 +157,13 @@ def test_a_failed_attempt_keeps_the_body_without_what_it_sent(auth):
     assert response_headers.body_of(accepted) == ""
 
 
+def test_a_failed_attempt_keeps_the_body_without_the_secret_of_the_url():
+    endpoint = builders.endpoint(url="https://example.com/hooks/T0123456789abcdef?key=K0123456789abcdef&team=eu")
+    echo = b"no route /hooks/T0123456789abcdef?key=K0123456789abcdef&team=eu"
+    made, _, _ = attempt(transport.Response(status=404, headers=[], body=echo), endpoint=endpoint)
+    assert response_headers.body_of(made) == "no route /hooks/***?key=***&team=eu"
+
+
 @pytest.mark.parametrize("logs_accepted", [False, True])
 def test_an_accepted_attempt_keeps_its_response_by_setting(logs_accepted):
     answers = fakes.FakeTransport(transport.Response(status=200, headers=[(b"Server", b"nginx")], body=b"taken"))

@@ -2,6 +2,7 @@
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
 
 from subscriptions_db.api.contract import etags, problems
 from subscriptions_db.api.contract.principals import Principal, Scope
@@ -45,3 +46,11 @@ def test_an_invalid_id_in_a_path_is_named_by_its_kind(route, parameter, kind):
         app._path(BY_NAME[route], request)
     detail = f"there is no such {kind}, or the key may not see it: check the id"
     assert (refused.value.problem.status, refused.value.problem.detail) == (404, detail)
+
+
+def test_two_idempotency_keys_are_refused():
+    """Regression: a key in a second line was ignored."""
+    headers = [("Idempotency-Key", "first"), ("Idempotency-Key", "second")]
+    with pytest.raises(problems.Refused) as refused:
+        app._idempotency_key(make_mocked_request("POST", "/", headers=CIMultiDict(headers)))
+    assert refused.value.problem.status == 422
