@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.retries import retry_messages, shard_scheduler
+from delivery.webhooks.retries import retry_messages, shard_backlog, shard_scheduler
 from tests.support import retries
 from tests.support.retries import NOW
 
@@ -71,7 +71,7 @@ def rounds(shard: retries.Shard, now_ms: int, event: bytes, count: int, *, is_bu
             now_ms=now_ms,
             look_ahead_ms=0,
         )
-        shard_scheduler.backlog_of(decided, now_ms)
+        shard_backlog.of(decided, now_ms)
         shard.index_bytes = shard_scheduler.encoded(decided.index)
         spent.append((time.process_time() - began) * 1000)
         for number in decided.drop:

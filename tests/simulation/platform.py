@@ -28,6 +28,7 @@ from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 from delivery.webhooks.scheduling import outage_detection, outage_history, unhealthy
+from delivery.webhooks.state import backlog
 from tests.simulation import shards, virtual, worker
 from tests.simulation.world import World
 
@@ -165,11 +166,11 @@ class Platform:
             self._committed["retry"] = end
             for shard, decision in zip(self.shards, decided, strict=True):
                 shard.commit(decision, at_ms)
-            self._unhealthy.set_failing(frozenset().union(*(shard.backlog.suppressed for shard in self.shards)))
-            failing = frozenset().union(*(shard.backlog.failing for shard in self.shards))
+            total = sum((shard.backlog for shard in self.shards), backlog.ShardBacklog())
+            self._unhealthy.set_reported(total.suppressed, total.watched)
             own = [
                 AttemptedEndpoint(endpoint.endpoint_id)
-                for endpoint in failing
+                for endpoint in total.failing
                 if self.outages.failing_s(endpoint.since_ms, endpoint.failed_ms) >= shards.POLICY.disable_after_s
             ]
             if own:

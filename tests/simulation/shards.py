@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from delivery.webhooks.batching import batcher
-from delivery.webhooks.retries import retry_messages, shard_scheduler, window
+from delivery.webhooks.retries import retry_messages, shard_backlog, shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COUNT = 2
@@ -65,4 +65,4 @@ class Shard:
         for number in decided.drop:
             del self.segments[number]
         self.index = shard_scheduler.encoded(decided.index)
-        self.backlog = shard_scheduler.backlog_of(decided, now_ms)
+        self.backlog = shard_backlog.of(decided, now_ms)

@@ -91,6 +91,7 @@ class Worker:
 
     def _begin(self, unhealthy: Unhealthy) -> deferral.Deferrals:
         self.memory.expect_late(unhealthy.late)
+        self.acceptances.watch(unhealthy.watched)
         return deferral.Deferrals(
             unhealthy.suppressed, self.memory.breakers, self.late, clock=self.clock, now_s=self.now_s, rng=self.rng
         )

@@ -10,7 +10,7 @@ from delivery.model import Attempt, NextAttempt
 from delivery.registry_model import CustomerId, EndpointId, SubscriptionId
 from delivery.webhooks.batching import segment
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.retries import leasing_bounds, retry_messages, shard_scheduler, window
+from delivery.webhooks.retries import leasing_bounds, retry_messages, shard_backlog, shard_scheduler, window
 from delivery.webhooks.retries.leasing_bounds import LeasingBounds
 from delivery.webhooks.state import backlog
 from tests.support import builders
@@ -127,7 +127,7 @@ class Shard:
     def step(self, *arrived: bytes, now_ms: int, behind_ms: int = 0) -> list[retry_messages.Lease]:
         """Decide once, and return the leases. `behind_ms`: how far the shard is behind in its topic."""
         self.last = self.decided(arrived, now_ms=now_ms, behind_ms=behind_ms)
-        self.backlog = shard_scheduler.backlog_of(self.last, now_ms)
+        self.backlog = shard_backlog.of(self.last, now_ms)
         if not self.last.changed:
             assert (self.last.leases, self.last.append, self.last.drop) == ([], {}, [])
             return []

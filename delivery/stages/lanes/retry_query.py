@@ -77,7 +77,7 @@ class RetryQuery(StatefulLane):
 
     def _apply(self, backlog: ShardBacklog) -> None:
         """Suppress in all lanes the endpoints that the shards suppress, and disable the endpoints that failed for too long."""
-        self._context.unhealthy.set_failing(backlog.suppressed)
+        self._context.unhealthy.set_reported(backlog.suppressed, backlog.watched)
         metrics.HELD_ENDPOINTS.set(len(backlog.suppressed))
         metrics.FAILING_ENDPOINTS.set(len(backlog.failing))
         failing = self._context.network.failing(backlog.failing, self._config.retry.disable_after_s)

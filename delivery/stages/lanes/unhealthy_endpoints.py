@@ -29,7 +29,7 @@ class UnhealthyEndpoints:
 
     `attempt_s` is the timeout of an attempt in the direct, batch and real-time lanes. An endpoint that is unresponsive to one
     worker is suppressed for all workers for twice `attempt_s`. By then the attempts in flight have usually ended, and the
-    retry lane has their results. From then on the endpoint is suppressed only if the last call of `set_failing` names it.
+    retry lane has their results. From then on the endpoint is suppressed only if the last call of `set_reported` names it.
     `clock` is monotonic, in seconds.
     """
 
@@ -37,17 +37,18 @@ class UnhealthyEndpoints:
         self._unresponsive_s = 2 * attempt_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._failing: frozenset[EndpointId] = frozenset()
+        self._suppressed: frozenset[EndpointId] = frozenset()
+        self._watched: frozenset[EndpointId] | None = None
         self._unresponsive_until: dict[EndpointId, float] = {}
         self._late: dict[EndpointId, float] = {}
         """By endpoint, the time of its last report. The oldest report comes first."""
 
-    def set_failing(self, endpoints: frozenset[EndpointId]) -> None:
-        """Replace the set of endpoints that the retry lane suppresses.
+    def set_reported(self, suppressed: frozenset[EndpointId], watched: frozenset[EndpointId]) -> None:
+        """Replace the sets of endpoints that the retry lane suppresses, and whose next acceptance it needs to know.
 
         The retry lane calls this after each micro-batch that has input partitions: only then do the lane's shards report.
         """
-        self._failing = endpoints
+        self._suppressed, self._watched = suppressed, watched
 
     def add_unresponsive(self, endpoints: frozenset[EndpointId]) -> None:
         """Suppress endpoints that were unresponsive to a worker of the direct, batch or real-time lane."""
@@ -74,4 +75,5 @@ class UnhealthyEndpoints:
             unresponsive = dict.fromkeys(self._unresponsive_until, retry_reasons.SLOW)
             self._late = {endpoint_id: at for endpoint_id, at in self._late.items() if at + LATE_S > now}
             late = self._late.copy()
-        return unhealthy.Unhealthy(unresponsive | dict.fromkeys(self._failing, retry_reasons.CIRCUIT_OPEN), late)
+        suppressed = unresponsive | dict.fromkeys(self._suppressed, retry_reasons.CIRCUIT_OPEN)
+        return unhealthy.Unhealthy(suppressed, late, self._watched)

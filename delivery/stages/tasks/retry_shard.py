@@ -20,7 +20,7 @@ from delivery import errors
 from delivery.registry_model import EndpointId
 from delivery.stages.tasks import collect_segments, shard_state, task_context
 from delivery.webhooks.batching import segment
-from delivery.webhooks.retries import retry_messages, shard_scheduler, window
+from delivery.webhooks.retries import retry_messages, shard_backlog, shard_scheduler, window
 from delivery.webhooks.state import backlog
 
 COLUMNS = ("partition", "offset", "appended_at_ms", "key", "value")
@@ -111,7 +111,7 @@ class RetryDecision:
     """Name of the retries topic, for the message about an unreadable record."""
     policy: window.ShardPolicy
     look_ahead_ms: int
-    """Milliseconds by which the driver wakes the lane before the due time of its backlog. So `shard_scheduler.backlog_of` adds
+    """Milliseconds by which the driver wakes the lane before the due time of its backlog. So `shard_backlog.of` adds
     this time to the due time of the first entry: no wake-up comes before an entry is due."""
 
     def __call__(
@@ -133,9 +133,7 @@ class RetryDecision:
             behind_ms=behind_ms(arrived, now_ms),
         )
         written = shard_scheduler.encoded(decided.index) if decided.changed else None
-        return shard_state.Decided(
-            decided.leases, decided.append, decided.drop, written, shard_scheduler.backlog_of(decided, now_ms)
-        )
+        return shard_state.Decided(decided.leases, decided.append, decided.drop, written, shard_backlog.of(decided, now_ms))
 
     def _message(self, record: shard_state.Arrived) -> shard_scheduler.Message:
         try:

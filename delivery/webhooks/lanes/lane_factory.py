@@ -15,6 +15,7 @@ from delivery.webhooks.dispatching import dispatch, endpoint_memory
 from delivery.webhooks.formats import decoder
 from delivery.webhooks.lanes import batch_collect, batch_lane, direct_lane, drain_gate, worker_plan
 from delivery.webhooks.results import completed_work
+from delivery.webhooks.retries import health_hints
 from delivery.webhooks.routing import registries, seen_ids
 from delivery.webhooks.scheduling import background_attempts, deferral, endpoint_clock
 from delivery.webhooks.scheduling.unhealthy import Unhealthy
@@ -31,6 +32,7 @@ class LaneFactory:
         background: background_attempts.BackgroundAttempts,
         *,
         memory: endpoint_memory.EndpointMemory,
+        acceptances: health_hints.Acceptances,
         endpoint_time: endpoint_clock.EndpointClock,
         clock: Callable[[], float],
         now_s: driver_clock.DriverClock,
@@ -39,6 +41,7 @@ class LaneFactory:
         self._sender = attempts
         self._background = background
         self._memory = memory
+        self._acceptances = acceptances
         self._endpoint_time = endpoint_time
         self._clock = clock
         self._now_s = now_s
@@ -90,6 +93,7 @@ class LaneFactory:
     def _begin(self, unhealthy: Unhealthy) -> deferral.Deferrals:
         """Apply what the driver knows of unhealthy endpoints; return the deferrals of a lane."""
         self._memory.expect_late(unhealthy.late)
+        self._acceptances.watch(unhealthy.watched)
         return deferral.Deferrals(
             unhealthy.suppressed, self._memory.breakers, self._background, clock=self._clock, now_s=self._now_s
         )

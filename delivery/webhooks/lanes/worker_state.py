@@ -86,6 +86,7 @@ class WorkerState:
             attempts,
             self.background,
             memory=self.memory,
+            acceptances=self._acceptances,
             endpoint_time=self._endpoint_clock,
             clock=clock,
             now_s=self.now_s,

@@ -173,7 +173,7 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     failing_ms: int
     """Time of the decision that wrote this summary, if that decision found that the endpoint is to be disabled. Else 0."""
     failing_since_ms: int = 0
-    """Time of the first failure, for backlog.Failing. 0 if `failing_ms` is 0."""
+    """Time of the first failure after which no request was accepted (`Window.failing_since_ms`). 0: there is none."""
     failed_ms: int = 0
     """Time of the last failure, for backlog.Failing. 0 if `failing_ms` is 0."""
 
@@ -194,7 +194,7 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
         suppressed_until_ms=state.window.suppressed_until_ms if None in state.fifos else 0,
         is_leased=any(line.leased for line in state.fifos.values()),
         failing_ms=now_ms if is_failing else 0,
-        failing_since_ms=(state.window.failing_since_ms or 0) if is_failing else 0,
+        failing_since_ms=state.window.failing_since_ms or 0,
         failed_ms=state.window.failed_ms if is_failing else 0,
     )
 

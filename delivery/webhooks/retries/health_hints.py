@@ -4,8 +4,9 @@ Runs in the executors; `report_interval_s` also on the driver. Pure, except for 
 
 The retry lane reports endpoints that accept nothing, and the driver disables these endpoints. The other lanes report
 deliveries that an endpoint did not accept: by retry entries, or by hints if these deliveries are given up. A report for each
-success would cost as much as the delivery's own record. So a worker reports each accepting endpoint now and then, and after
-each failure. An endpoint that accepts some events and refuses others is then known to be healthy (`lease_triage.is_poison`).
+success would cost as much as the delivery's own record. So the retry lane names the endpoints that failed last, as far as it
+knows, and each worker reports the next acceptance of these. An endpoint that accepts some events and refuses others is then
+known to be healthy (`lease_triage.is_poison`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from delivery.registry_model import Endpoint, EndpointId
 
 SHARE = 1 / 8
 """Longest interval between two hints of a worker about an endpoint that accepts requests, as a share of
-`retry.disable_after_s`. With 100 workers, 10,000 endpoints and the default of five days: some 25 records of 60 bytes a
-second. In addition, a worker makes at most one hint about an endpoint for each task in which the endpoint failed."""
+`retry.disable_after_s`, if the worker does not know which endpoints are watched."""
+WATCHED_S = 1.0
+"""Longest interval between two hints of a worker about a watched endpoint, in seconds. With the default intervals, each
+micro-batch of the retry lane then has a hint: an acceptance excuses one report of failures (`Window._forgiven`)."""
+EACH_S = 0.5
+"""The interval between two hints about an endpoint is at least this many seconds for each watched endpoint. So a worker makes
+four hints a second at most, however many endpoints fail."""
 SHORTEST = 0.5
 """Shortest interval between two hints, as a share of the longest interval. Intervals are random between the two, so that hints
 of many endpoints do not stay in step."""
@@ -36,18 +42,32 @@ def report_interval_s(disable_after_s: float) -> float:
 
 
 class Acceptances:
-    """Decide for one worker when a hint about an accepting endpoint is due. The first acceptance is reported at once.
+    """Decide for one worker when a hint about an accepting endpoint is due.
 
-    After a hint, the next hint about the endpoint is due after a random time of at most `every_s` seconds, or after a failure
-    of the endpoint. It is made at the first acceptance after that. If more than `max_known` endpoints have a next time, all
-    these times are forgotten.
+    A hint is due at the first acceptance, and at the first acceptance after each failure. After a hint, the next one is due
+    after a random time of at most `every_s` seconds. `watch` restricts the endpoints and shortens this time. If more than
+    `max_known` endpoints have a next time, or have failed, these are forgotten.
     """
 
     def __init__(self, every_s: float, rng: random.Random | None = None, *, max_known: int = MAX_KNOWN) -> None:
         self._every_s = every_s
         self._max_known = max_known
         self._rng = rng or random.Random()  # noqa: S311  # spreads times
+        self._watched: frozenset[EndpointId] | None = None
+        self._failed: set[EndpointId] = set()
+        """The endpoints that failed, and were not reported since."""
         self._next_at: dict[EndpointId, float] = {}
+
+    def watch(self, endpoints: frozenset[EndpointId] | None) -> None:
+        """From now on, report only `endpoints`, and endpoints that failed in this worker.
+
+        `endpoints` are those whose next acceptance the retry lane needs to know. An endpoint that is new among them is reported
+        at its next acceptance. None: the worker does not know these endpoints, and reports all.
+        """
+        if endpoints is not None:
+            for endpoint_id in endpoints - (self._watched or frozenset()):
+                self._next_at.pop(endpoint_id, None)
+        self._watched = endpoints
 
     def to_report(self, accepted: Iterable[Endpoint], failed: Iterable[EndpointId], now: float) -> list[Endpoint]:
         """Return those of the `accepted` endpoints that are to be reported now, and count them as reported.
@@ -55,11 +75,23 @@ class Acceptances:
         `accepted` and `failed` have the endpoints that accepted or failed a request since the last call. `now` is monotonic, in
         seconds.
         """
-        for endpoint_id in failed:
-            self._next_at.pop(endpoint_id, None)
-        due = [endpoint for endpoint in accepted if self._next_at.get(endpoint.endpoint_id, now) <= now]
-        if len(self._next_at) + len(due) > self._max_known:
+        self._failed.update(failed)
+        due = [endpoint for endpoint in accepted if self._is_due(endpoint.endpoint_id, now)]
+        if len(self._next_at) + len(self._failed) + len(due) > self._max_known:
             self._next_at.clear()
+            self._failed.clear()
+        every_s = self._interval_s()
         for endpoint in due:
-            self._next_at[endpoint.endpoint_id] = now + self._every_s * self._rng.uniform(SHORTEST, 1.0)
+            self._failed.discard(endpoint.endpoint_id)
+            self._next_at[endpoint.endpoint_id] = now + every_s * self._rng.uniform(SHORTEST, 1.0)
         return due
+
+    def _is_due(self, endpoint_id: EndpointId, now: float) -> bool:
+        if endpoint_id in self._failed:
+            return True
+        return (self._watched is None or endpoint_id in self._watched) and self._next_at.get(endpoint_id, now) <= now
+
+    def _interval_s(self) -> float:
+        if self._watched is None:
+            return self._every_s
+        return min(self._every_s, max(WATCHED_S, len(self._watched) * EACH_S))

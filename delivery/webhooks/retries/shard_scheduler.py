@@ -31,7 +31,7 @@ from delivery.webhooks.retries.endpoint_state import EndpointState
 from delivery.webhooks.retries.leasing_bounds import LeasingBounds
 from delivery.webhooks.retries.retry_messages import RetryEntry
 from delivery.webhooks.retries.window import ShardPolicy
-from delivery.webhooks.state import backlog, chunking, segment_store, versioning
+from delivery.webhooks.state import chunking, segment_store, versioning
 
 Message: TypeAlias = retry_messages.Postponed | retry_messages.Report
 
@@ -102,43 +102,11 @@ def decide(
 
     Called in each micro-batch. `messages` are those of the shard's records in the retries topic, in the topic's order. `read`
     returns the segment with a number. Messages that were written after `now_ms - behind_ms` may be unread. `look_ahead_ms` is
-    only for `backlog_of`: no entry is leased before it is due. A second run with the same arguments makes the same decision.
-    Raise StateUnreadable, msgspec.MsgspecError or UnicodeDecodeError if a segment is unreadable.
+    only for `shard_backlog.of`: no entry is leased before it is due. A second run with the same arguments makes the same
+    decision. Raise StateUnreadable, msgspec.MsgspecError or UnicodeDecodeError if a segment is unreadable.
     """
     decision = LeaseDecision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
     return _Scheduler(decision, read, now_ms, behind_ms, bounds).decide(list(messages))
-
-
-def backlog_of(decision: LeaseDecision, now_ms: int) -> backlog.ShardBacklog:
-    """Return the backlog of a shard after a decision, for the driver.
-
-    `suppressed` has the suppressed endpoints for which entries without an order key wait. `failing` has the endpoints that
-    this decision, made at `now_ms`, found failing. The driver wakes the lane `look_ahead_ms` before `due_ms`. So `due_ms` is
-    `look_ahead_ms` after the time at which a waiting entry next needs a decision. `due_ms` None: no entry waits.
-    """
-    events = size = 0
-    suppressed, failing = set(), set()
-    times = [(bucket.due_ms, bucket.since_ms) for bucket in decision.index.buckets.values()]
-    for key, entry in decision.index.endpoints.items():
-        if entry.failing_ms == now_ms:
-            failing.add(backlog.Failing(endpoint_state.endpoint_id(key), entry.failing_since_ms, entry.failed_ms))
-        if not entry.events:
-            continue
-        events += entry.events
-        size += entry.size
-        latest_ms = now_ms + endpoint_state.LEASED_POLL_MS if entry.is_leased else entry.due_ms
-        times.append((min(entry.due_ms, latest_ms), entry.since_ms))
-        if entry.suppressed_until_ms > now_ms:
-            suppressed.add(endpoint_state.endpoint_id(key))
-    return backlog.ShardBacklog(
-        shards=1,
-        events=events,
-        size=size,
-        oldest_ms=min(since_ms for _, since_ms in times) if events else None,
-        due_ms=min(due_ms for due_ms, _ in times) + decision.look_ahead_ms if times else None,
-        suppressed=frozenset(suppressed),
-        failing=frozenset(failing),
-    )
 
 
 class _Scheduler:

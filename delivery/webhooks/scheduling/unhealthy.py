@@ -12,13 +12,16 @@ from delivery.registry_model import EndpointId
 
 
 class Unhealthy(NamedTuple):
-    """The endpoints that are unhealthy by the reports of all workers."""
+    """The endpoints that are unhealthy, or were, by the reports of all workers."""
 
     suppressed: Mapping[EndpointId, str]
     """Endpoints to which a task sends nothing. Each has the reason, a word of `policy.retry_reasons`."""
     late: Mapping[EndpointId, float]
     """Endpoints that were late to respond to some worker. Each has the time of the last report, in seconds, by the monotonic
     clock of the driver. A task sends to them, but hardly waits for them (`dispatching.endpoint_memory`)."""
+    watched: frozenset[EndpointId] | None = None
+    """Endpoints that have accepted no request since the last failure, as far as the retry lane knows. A task reports only the
+    acceptances of these endpoints (`retries.health_hints`). None: the driver does not know them, so it reports all."""
 
 
 NONE_UNHEALTHY = Unhealthy({}, {})  # never changed

@@ -50,6 +50,9 @@ class ShardBacklog:
     Only the retry lane reports suppressed endpoints."""
     failing: frozenset[Failing] = frozenset()
     """Endpoints to disable, because they have accepted nothing for too long. Only the retry lane reports them."""
+    watched: frozenset[EndpointId] = frozenset()
+    """Endpoints that have accepted no request since the last failure, as far as the retry lane knows. Workers report their
+    next acceptance (`retries.health_hints`). Only the retry lane reports these endpoints."""
 
     def __add__(self, other: ShardBacklog) -> ShardBacklog:
         return ShardBacklog(
@@ -60,6 +63,7 @@ class ShardBacklog:
             due_ms=_earlier(self.due_ms, other.due_ms),
             suppressed=self.suppressed | other.suppressed,
             failing=self.failing | other.failing,
+            watched=self.watched | other.watched,
         )
 
 

@@ -39,10 +39,10 @@ def test_ticks_that_would_be_read_as_events_are_refused_at_the_start(lane, topic
 
 
 def test_pending_work_is_summed_over_shards_and_the_earliest_due_time_counts():
-    first = ShardBacklog(shards=1, events=2, size=10, oldest_ms=5, due_ms=100)
-    second = ShardBacklog(shards=1, events=1, size=5, oldest_ms=7, due_ms=50)
+    first = ShardBacklog(shards=1, events=2, size=10, oldest_ms=5, due_ms=100, watched=frozenset({"a"}))
+    second = ShardBacklog(shards=1, events=1, size=5, oldest_ms=7, due_ms=50, watched=frozenset({"b"}))
     assert ShardBacklog() + first + second + ShardBacklog(shards=1) == ShardBacklog(
-        shards=3, events=3, size=15, oldest_ms=5, due_ms=50
+        shards=3, events=3, size=15, oldest_ms=5, due_ms=50, watched=frozenset({"a", "b"})
     )
 
 

@@ -127,10 +127,11 @@ def test_the_list_of_late_endpoints_keeps_the_last_reports_and_is_bounded():
 def test_an_endpoint_that_the_retry_lane_suppresses_keeps_its_reason():
     context = context_of()
     context.record(observed(Results(unresponsive=frozenset({"a"}))))
-    context.unhealthy.set_failing(frozenset({"a", "c"}))
+    context.unhealthy.set_reported(frozenset({"a", "c"}), frozenset({"a", "c", "d"}))
     assert context.unhealthy.current().suppressed == {"a": retry_reasons.CIRCUIT_OPEN, "c": retry_reasons.CIRCUIT_OPEN}
-    context.unhealthy.set_failing(frozenset())
-    assert context.unhealthy.current().suppressed == {"a": retry_reasons.SLOW}
+    assert context.unhealthy.current().watched == {"a", "c", "d"}
+    context.unhealthy.set_reported(frozenset(), frozenset())
+    assert context.unhealthy.current() == unhealthy.Unhealthy({"a": retry_reasons.SLOW}, {}, frozenset())
 
 
 def test_a_lane_is_planned_anew_when_the_number_of_executors_has_changed():

@@ -47,3 +47,39 @@ def test_the_first_acceptance_after_a_failure_is_reported():
     assert hints.to_report([], ["ep1", "ep3"], 1002.0) == []
     assert hints.to_report([FIRST, SECOND], (), 1003.0) == [FIRST]
     assert hints.to_report([FIRST, SECOND], (), 1004.0) == []
+
+
+def test_only_endpoints_that_the_retry_lane_watches_are_reported():
+    """Else each worker would report each endpoint when it starts, and the retry lane would run for nothing."""
+    hints = acceptances(80.0)
+    hints.watch(frozenset({"ep1"}))
+    assert hints.to_report([FIRST, SECOND], (), 1000.0) == [FIRST]
+    hints.watch(frozenset({"ep2"}))
+    assert hints.to_report([FIRST, SECOND], (), 1020.0) == [SECOND]
+    hints.watch(None)
+    assert hints.to_report([FIRST, SECOND], (), 1020.5) == [FIRST]
+
+
+def test_a_watched_endpoint_is_reported_again_soon():
+    """Its events may fail in another worker, where their failures would count if nobody knew that it accepts others."""
+    hints = acceptances(10_000.0)
+    assert hints.to_report([FIRST], (), 1000.0) == [FIRST]
+    hints.watch(frozenset({"ep1"}))
+    assert hints.to_report([FIRST], (), 1001.0) == [FIRST]
+    assert hints.to_report([FIRST], (), 1001.74) == []
+    assert hints.to_report([FIRST], (), 1001.75) == [FIRST]
+
+
+def test_many_watched_endpoints_are_reported_less_often():
+    hints, many = acceptances(10_000.0), [builders.endpoint(f"ep{n}") for n in range(100)]
+    hints.watch(frozenset(endpoint.endpoint_id for endpoint in many))
+    assert hints.to_report(many, (), 1000.0) == many
+    assert hints.to_report(many, (), 1037.4) == []
+    assert hints.to_report(many, (), 1037.5) == many
+
+
+def test_an_endpoint_that_failed_here_is_reported_before_it_is_watched():
+    hints = acceptances(80.0)
+    hints.watch(frozenset())
+    assert hints.to_report([FIRST], ["ep1"], 1000.0) == [FIRST]
+    assert hints.to_report([FIRST], (), 1001.0) == []

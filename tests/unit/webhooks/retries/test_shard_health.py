@@ -6,7 +6,7 @@ import pytest
 
 from delivery.webhooks.leases import lease_triage
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.retries import retry_messages
+from delivery.webhooks.retries import health_hints, retry_messages
 from tests.support.retries import (
     DAY_MS,
     NOW,
@@ -34,6 +34,17 @@ def test_an_endpoint_with_entries_is_suppressed_until_it_has_recovered():
     assert shard.backlog.suppressed == {"ep1"}
     shard.step(accepted(probe), now_ms=NOW + 5001)
     assert shard.backlog.suppressed == frozenset()
+
+
+def test_a_failed_endpoint_is_watched_until_a_worker_reports_an_acceptance():
+    shard = Shard()
+    failed, redriven = entry(again_at_ms=NOW + DAY_MS), entry(again_at_ms=NOW + DAY_MS, reason=retry_reasons.REDRIVEN)
+    shard.step(postponed(failed), postponed(redriven, endpoint="ep2"), now_ms=NOW)
+    assert shard.backlog.watched == {"ep1"}
+    shard.step(now_ms=NOW + 1)
+    assert shard.backlog.watched == {"ep1"}
+    shard.step(ACCEPTED, now_ms=NOW + 2)
+    assert (shard.backlog.watched, shard.backlog.events) == (frozenset(), 2)
 
 
 @pytest.mark.parametrize("every", [50, 10, 5, 2])
@@ -66,18 +77,19 @@ def poison_retries(leases, now_ms):
     ]
 
 
-@pytest.mark.parametrize(("accepts_others", "suppressed_s"), [(True, 0), (False, 285)])
-def test_an_endpoint_that_always_fails_some_events_is_not_suppressed(accepts_others, suppressed_s):
+@pytest.mark.parametrize(("hint_every_s", "suppressed_s"), [(health_hints.WATCHED_S, 0), (1000, 285)])
+def test_an_endpoint_that_always_fails_some_events_is_not_suppressed(hint_every_s, suppressed_s):
     """Regression: the retry lane sees only the events that fail. Two in a hundred suppressed the endpoint most of the time.
 
-    Each second one more event fails, and is attempted again after 5 s, then each minute.
+    Each second one more event fails, and is attempted again after 5 s, then each minute. A worker reports that the endpoint
+    accepts other events, at most every `hint_every_s` seconds.
     """
     shard, reports, suppressed = Shard(), [], 0
     for second in range(300):
         now_ms = NOW + second * 1000
         failed = entry(again_at_ms=now_ms + 5000, since_ms=now_ms, history=(failed_attempt(started_at_ms=now_ms - 10),))
         hints = [retry_messages.encoded(retry_messages.Postponed.health_hint("ep1", "c1", accepts=True, at_ms=now_ms))]
-        leases = shard.step(postponed(failed), *reports, *(hints if accepts_others else []), now_ms=now_ms)
+        leases = shard.step(postponed(failed), *reports, *(hints if second % hint_every_s == 0 else []), now_ms=now_ms)
         reports = poison_retries(leases, now_ms)
         suppressed += bool(shard.backlog.suppressed)
     assert (suppressed, shard.backlog.events) == (pytest.approx(suppressed_s, abs=10), 300)
