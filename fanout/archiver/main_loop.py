@@ -267,7 +267,7 @@ class Archiver:
                     signals=signals.log_signals(record, at),
                     statistics=hourly_statistics.of_log(record, at) if self._kept.statistics else {},
                 )
-        except (errors.RecordUnreadable, ValueError) as exc:  # a DecodeError of msgspec is a ValueError
+        except (errors.RecordUnreadable, ArithmeticError, ValueError) as exc:  # a DecodeError of msgspec is a ValueError
             log.warning(
                 "record %s:%d:%d is left out of the archive, because this version of `fanout archive` cannot read it: %s. "
                 "Archiving continues after it, and its topic keeps the record. If a newer job wrote it, update `fanout "

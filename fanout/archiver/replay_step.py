@@ -13,7 +13,7 @@ import datetime as dt
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from delivery import errors
 from delivery.config import plan_builder, settings
@@ -26,6 +26,7 @@ from delivery.webhooks.formats import decoder
 from delivery.webhooks.retries import retry_records
 from delivery.webhooks.sending import payload
 from fanout.archiver.replay_pauses import FIRST_PAUSE_S, ReplayPauses
+from fanout.archiver.replay_turns import ReplayTurns
 from fanout.kafka import publishing, topic_scanner
 from fanout.kafka.places import Place
 from fanout.redrive import replay_plan
@@ -54,7 +55,7 @@ _OF_ALL_REPLAYS = (errors.RegistryUnavailable, errors.RegistryOutdated, errors.S
 
 
 class Replayer:
-    """Advance all unfinished replays, one chunk each in rotation."""
+    """Advance all unfinished replays, one chunk each. Customers take turns, and the replays of each customer."""
 
     def __init__(
         self, config: settings.Settings, *, max_records: int = MAX_RECORDS, max_bytes: int = replay_plan.MAX_BYTES
@@ -68,7 +69,7 @@ class Replayer:
         self._scanner: topic_scanner.Scanner | None = None
         self._publisher: publishing.Publisher | None = None
         self._routes: tuple[tuple[str, int], replay_plan.Routes | None] | None = None
-        self._after = 0
+        self._turns = ReplayTurns()
         self._pauses = ReplayPauses()
         self._allowed_at = -math.inf
         """Time before which no replay is advanced, by the clock of `step`."""
@@ -83,7 +84,9 @@ class Replayer:
         once: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> int:
-        """Advance the unfinished replays, one chunk each in rotation, for about STEP_S or until none can advance now.
+        """Advance the unfinished replays, a chunk in each turn, for about STEP_S or until none can advance now.
+
+        Customers take turns, and the replays of each customer (replay_turns.py).
 
         `is_behind`: records wait to be archived. Then do nothing for as long as the last step took, and for STEP_S at least. So
         archiving has at least half of the time.
@@ -105,23 +108,25 @@ class Replayer:
             return 0
         began = clock()
         try:
-            return self._rotate(connection, began, once=once, clock=clock)
+            return self._take_turns(connection, began, once=once, clock=clock)
         finally:
             ended = clock()
             self._yields_until = ended + max(STEP_S, ended - began)
 
-    def _rotate(self, connection: connect.Connection, began: float, *, once: bool, clock: Callable[[], float]) -> int:
-        chunks, has_tried = 0, False
-        while clock() >= self._allowed_at and (running := self._running(connection, clock())):
-            advanced = 0
-            for replay in running:
+    def _take_turns(self, connection: connect.Connection, began: float, *, once: bool, clock: Callable[[], float]) -> int:
+        chunks, has_tried, idle = 0, False, set[int]()
+        while clock() >= self._allowed_at and (running := self._running(connection, clock(), idle)):
+            for replay in self._turns.of_customers(running):
                 # A step tries at least one replay, however slow the machine is: a step without an advance ends `--once`.
                 if (has_tried and clock() - began >= STEP_S) or clock() < self._allowed_at:
-                    return chunks + advanced
+                    return chunks
                 has_tried = True
-                self._after = replay.number
+                self._turns.taken(replay)
+                idle.add(replay.number)
                 try:
-                    advanced += self._advance(connection, replay)
+                    if self._advance(connection, replay):
+                        idle.discard(replay.number)
+                        chunks += 1
                 except (errors.KafkaUnavailable, errors.SchemaRegistryUnavailable) as exc:
                     self._failed(replay, exc, once=once, now=clock())
                 except _OF_ALL_REPLAYS:
@@ -132,9 +137,6 @@ class Replayer:
                     self._failed_unforeseen(replay, exc, clock())
                 else:
                     self._pauses.succeeded(replay.number)
-            chunks += advanced
-            if not advanced:
-                break
         return chunks
 
     def _failed(
@@ -179,9 +181,10 @@ class Replayer:
             self._scanner.close()
         self._scanner = self._publisher = None
 
-    def _running(self, connection: connect.Connection, now: float) -> list[ReplayRequest]:
-        found = progress.resumable(connection, after=self._after, max_pending=self._config.archive.replay_max_pending)
-        return [replay for replay in found if not self._pauses.is_paused(replay.number, now)]
+    def _running(self, connection: connect.Connection, now: float, idle: Collection[int]) -> list[ReplayRequest]:
+        """Return the unfinished replays without those that pause, and without the numbers in `idle`: these cannot advance."""
+        found = progress.resumable(connection, max_pending=self._config.archive.replay_max_pending)
+        return [replay for replay in found if not (replay.number in idle or self._pauses.is_paused(replay.number, now))]
 
     def _advance(self, connection: connect.Connection, seen: ReplayRequest) -> bool:
         """Do the next step of a replay. Return True if something was done, and False in the cases 1 and 6.

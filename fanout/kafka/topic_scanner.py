@@ -84,14 +84,15 @@ class Scanner:
         Topics that do not exist, or that this login may not describe, are left out.
 
         With `since_ms`, a range begins at the first record that is not older than `since_ms`. A range is empty if all its
-        records are older.
+        records are older. Before 1970 no record is older: Kafka refuses a request for such a time, and takes a few of these
+        numbers for other requests.
         """
         with self._translated():
             known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
             places = [Place(name, number) for name in names if name in known for number in known[name].partitions]
             marks = {place: offset_requests.first_and_end(self._consumer, *place, timeout_s=TIMEOUT_S) for place in places}
             starts = {place: low for place, (low, _) in marks.items()}
-            if since_ms is not None and places:
+            if since_ms is not None and since_ms >= 0 and places:
                 asked = [TopicPartition(*place, since_ms) for place in places]
                 for found in offset_requests.first_since(self._consumer, asked, timeout_s=TIMEOUT_S):
                     place = Place(found.topic, found.partition)

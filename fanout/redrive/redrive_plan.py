@@ -47,6 +47,8 @@ HISTORY_BYTES = retry_messages.MAX_HISTORY * ATTEMPT_BYTES
 MAX_RECORD_BYTES = publishing.MAX_RECORD_BYTES - 2 * HISTORY_BYTES
 """Maximum bytes of the events of one request in a record, notes included. So the Kafka client takes the record. A larger dead
 letter gets a request of its own."""
+OVERHEAD_BYTES = 1024
+"""More bytes than a record has beside its key, its value and its note."""
 ANY_REVISION = Revision(2**62)
 """Revision above all of a registry. A command without Postgres does not know the registry's revision. So a delivery whose
 subscription a worker does not know waits for `snapshot.max_age_s`, and only then counts as deleted. With look-ups it waits for
@@ -144,20 +146,24 @@ class Plan:
 
 
 def batch_of(letter: DeadLetter) -> str:
-    """Return `customer/webhook-id` of the batch in which a dead letter's event was sent.
+    """Return `customer/webhook-id/replay` of the batch in which a dead letter's event was sent; no replay: an empty text.
 
-    An empty text: the event was sent alone, or its batch has no id.
+    A replay may send a batch with the `webhook-id` of the first one. The two are told apart, because a retry entry names one
+    replay for all of its events. An empty text: the event was sent alone, or its batch has no id.
     """
-    return f"{letter.customer_id}/{letter.batch_webhook_id}" if letter.batch_webhook_id else ""
+    return f"{letter.customer_id}/{letter.batch_webhook_id}/{letter.replay or ''}" if letter.batch_webhook_id else ""
 
 
 def fault_of(letter: DeadLetter) -> str:
     """Return why a dead letter cannot be redriven, for example because another program wrote it; empty: it can."""
     try:
         letter.payload()
-        next(records([[letter]], now_ms=letter.dead_lettered_at_ms))
+        key, postponed, note = next(records([[letter]], now_ms=letter.dead_lettered_at_ms))
     except (ArithmeticError, TypeError, ValueError) as exc:
         return f"{type(exc).__name__}: {exc}"
+    size = len(key) + len(postponed) + len(note) + OVERHEAD_BYTES
+    if size > publishing.MAX_RECORD_BYTES:
+        return f"its record in the retries topic would have {size} bytes, and may have {publishing.MAX_RECORD_BYTES}"
     return ""
 
 

@@ -35,14 +35,14 @@ class ReplayCounts(NamedTuple):
     skipped: int = 0
 
 
-def resumable(connection: connect.Connection, *, after: int, max_pending: int) -> list[ReplayRequest]:
-    """Return the unfinished replays in rotation: first those with a number above `after`, then the others.
+def resumable(connection: connect.Connection, *, max_pending: int) -> list[ReplayRequest]:
+    """Return the unfinished replays, the oldest first.
 
     Two kinds are left out: replays with `max_pending` or more deliveries without an outcome, and running replays of a time
     range whose endpoint is paused or disabled. Raise RegistryUnavailable if Postgres is unavailable.
     """
     with connect.translated_errors():
-        rows = connection.execute(query("resumable_replays"), {"after": after, "max_pending": max_pending})
+        rows = connection.execute(query("resumable_replays"), {"max_pending": max_pending})
         return [ReplayRequest.from_row(row) for row in rows]
 
 

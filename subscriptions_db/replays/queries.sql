@@ -65,7 +65,7 @@ where state in ('waiting', 'running') and handed_over - delivered - dead_lettere
       select from endpoints
       where (endpoints.endpoint_id, endpoints.customer_id) = (replays.endpoint_id, replays.customer_id) and status <> 'active'
   ))
-order by number <= %(after)s, number;
+order by number;
 
 -- name: lock_replay
 -- A concurrent process takes other replays.

@@ -115,11 +115,15 @@ def test_dead_letters_of_two_events_at_one_place_are_both_redriven(connection, p
         {"attributes": b'{"a":18446744073709551616}'},
         {"attempts": b'[{"attempt":18446744073709551616,"started_at_ms":0,"duration_ms":0}]'},
         {"later": b"[" * 300 + b"]" * 300},
+        {"payload_base64": b'"%s"' % base64.b64encode(b'"%s"' % (b"x" * 1_000_000))},
     ],
-    ids=["attribute", "attempt", "nesting"],
+    ids=["attribute", "attempt", "nesting", "size"],
 )
 def test_a_dead_letter_of_another_program_stops_no_redrive(connection, published, caplog, fields):
-    """Regression: the page ended with a traceback at each start of the archive, and no customer's redrive was made."""
+    """Regression: the page ended with a traceback at each start of the archive, and no customer's redrive was made.
+
+    Of a dead letter that is too large, the Kafka client refused the record. So the page was tried again every 30 s, for ever.
+    """
     put(connection, 0, "e1", 7, **fields)
     put(connection, 1, "e2", 8)
     assert redrive_all(connection, published) == ["e2"]

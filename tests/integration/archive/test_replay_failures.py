@@ -1,5 +1,7 @@
 """A replay that fails pauses, delays no other, and repeats at most one chunk. On a real Kafka and a real Postgres."""
 
+import dataclasses
+import datetime as dt
 import itertools
 import re
 
@@ -9,7 +11,7 @@ import pytest
 from delivery import errors
 from delivery.stages.kafka import topics
 from fanout.kafka import publishing
-from subscriptions_db.replays import progress
+from subscriptions_db.replays import progress, requests
 from subscriptions_db.replays.requests import ReplayState
 from tests.integration.archive.replays import AVRO
 from tests.support import builders, framing, raw_records
@@ -69,6 +71,19 @@ def test_a_replay_whose_topic_cannot_be_read_delays_no_other(world, monkeypatch,
     failure = errors.TopicUnreadable("this login may not read the topic")
     assert attempted(world, monkeypatch, failure, 0, 29, 30) == ["ep1", "ep2", "ep2", "ep1", "ep2"]
     assert "pauses for 60 s, and other replays continue" in caplog.text
+
+
+@pytest.mark.parametrize("before_1970_ms", [1, 10, 2_208_988_800_000], ids=["latest", "refused", "1900"])
+def test_a_replay_from_before_1970_delays_no_other(world, before_1970_ms):
+    """Regression: Kafka refused the request for its first offsets, and all replays of all customers paused, again and again."""
+    since = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) - dt.timedelta(milliseconds=before_1970_ms)
+    now = dt.datetime.now(dt.UTC)
+    world.publish_at(now)
+    early = world.ask("ep1", **dataclasses.asdict(requests.range_of(since, since + dt.timedelta(days=1), None, now=now)))
+    whole = world.ask("ep2", since=since)
+    world.carry_out()
+    assert {world.replay(replay_id).state for replay_id in (early, whole)} == {ReplayState.DONE}
+    assert world.handed_over() == [("ep2", "e0", whole)]
 
 
 def test_if_kafka_fails_all_replays_pause_and_that_replay_pauses_longer(world, monkeypatch):

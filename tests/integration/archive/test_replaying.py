@@ -15,7 +15,7 @@ from delivery.webhooks.sending import payload
 from subscriptions_db.manifest import manifest
 from subscriptions_db.registration import apply, endpoint_status
 from subscriptions_db.replays import progress, requests
-from subscriptions_db.replays.requests import ReplayOne, ReplayState
+from subscriptions_db.replays.requests import ReplayOne, ReplayRange, ReplayState
 from subscriptions_db.secrets import keyring
 from tests.integration.archive.replays import AVRO, DOCUMENT, LONG_AGO
 from tests.support import builders, framing
@@ -68,6 +68,18 @@ def test_a_step_advances_a_replay_however_slow_the_machine_is(world):
     replayer = world.replayer()
     assert replayer.step(world.connection, once=True, clock=itertools.count(0, 5).__next__) > 0
     replayer.close()
+
+
+def test_many_replays_of_a_customer_delay_no_replay_of_another(world):
+    """Regression: a replay had one chunk in each rotation over all replays, also over the thousand of another customer."""
+    many = [world.ask(f"many{number}") for number in range(8)]
+    world.connection.execute("insert into customers (customer_id) values ('c2')")
+    other = requests.ask(world.connection, "c2", "ep3", ReplayRange(since=LONG_AGO, until=dt.datetime.now(dt.UTC))).replay_id
+    replayer, tried = world.replayer(), []
+    replayer._advance = lambda _, replay: not tried.append(replay.replay_id)
+    clock = itertools.chain([0.0] * 60, itertools.repeat(9.0)).__next__
+    replayer.step(world.connection, clock=clock)
+    assert tried[: 2 * len(many)] == [replay_id for own in many for replay_id in (own, other)]
 
 
 def test_while_the_archive_is_behind_replays_take_half_of_the_time(world):
@@ -144,7 +156,7 @@ def test_a_replay_to_a_paused_endpoint_waits_and_others_run(world):
     world.carry_out()
     assert world.handed_over() == [("ep2", "e1", other)]
     assert world.replay(paused).state is ReplayState.RUNNING
-    assert progress.resumable(world.connection, after=0, max_pending=1) == [], "it costs no step"
+    assert progress.resumable(world.connection, max_pending=1) == [], "it costs no step"
     endpoint_status.set_status(world.connection, "ep1", EndpointStatus.ACTIVE, None)
     world.carry_out()
     assert world.replay(paused).state is ReplayState.DONE

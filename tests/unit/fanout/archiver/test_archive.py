@@ -2,18 +2,23 @@
 
 import base64
 import datetime as dt
+import functools
+import threading
+import types
 import uuid
 
 import orjson
 import pytest
 
 from delivery import errors
+from delivery.config import settings
 from delivery.model import OutcomeKind
 from delivery.webhooks.results import dead_letter_records, log_entries, log_records
 from delivery.webhooks.results.log_entries import BatchAttemptEntry, BatchDeadLetteredEntry, RedrivenEntry
 from fanout.archiver import main_loop, topic_reader
 from fanout.redrive import redrive_plan
 from subscriptions_db.archive.ingest import archived_rows, partitions
+from subscriptions_db.archive.ingest.archived_rows import ArchivedRecord
 from subscriptions_db.archive.search import archive_positions, archived_dead_letters, consumers
 from tests.support import archive, records
 
@@ -157,6 +162,19 @@ def test_a_searchable_text_is_truncated_and_the_record_is_not():
 def test_a_record_that_is_no_dead_letter_is_unreadable(written):
     with pytest.raises((errors.RecordUnreadable, ValueError)):
         archive.letter_row(written)
+
+
+@pytest.mark.parametrize(
+    ("kind", "time"),
+    [(log_entries.AttemptEntry, b"appended_at_ms"), (BatchAttemptEntry, b"oldest_appended_at_ms")],
+)
+def test_an_attempt_with_a_number_beyond_all_bounds_is_left_out(kind, time):
+    """Regression: the archive ended with a traceback at each start, because it could not count the statistics."""
+    written = log_records.encode(records.log(records.entry(kind))).replace(b'"%s":' % time, b'"%s":%s' % (time, b"1" * 400))
+    fields = {"topic": "fanout.attempts", "partition": 0, "offset": 7, "value": written, "timestamp": (1, 0)}
+    message = types.SimpleNamespace(**{name: functools.partial(lambda value: value, value) for name, value in fields.items()})
+    archiver = main_loop.Archiver(settings.Settings(), threading.Event())
+    assert archiver._archived_record(message, archive.NOW) == ArchivedRecord(topic="fanout.attempts", partition=0, offset=7)
 
 
 def test_each_attempt_is_a_row():

@@ -1,16 +1,20 @@
 """The selection of dead letters, and the retry entries of a redrive. The job's own code writes the dead letters."""
 
 import base64
+import contextlib
 import itertools
 
 import msgspec
 import orjson
 import pytest
 
+from delivery import errors
+from delivery.config import settings
 from delivery.model import LeaveReason, NextAttempt, Outcome, OutcomeKind, SkipReason
 from delivery.payload_form import PayloadForm
 from delivery.registry_model import CustomerId, DeliveryMode, Revision
 from delivery.webhooks.batching import segment
+from delivery.webhooks.events import parsing
 from delivery.webhooks.leases import lease_triage
 from delivery.webhooks.leases.lease_triage import RegistryView, ToEnd, ToRequeue
 from delivery.webhooks.policy import retry_reasons
@@ -257,3 +261,15 @@ def test_an_older_dead_letter_does_not_stand_for_the_newest():
 
 def test_the_limit_selects_the_oldest_dead_letters():
     assert chosen(plan(letter(1, at_ms=30), letter(2, at_ms=10), letter(3, at_ms=20)), limit=2) == [1, 2]
+
+
+@pytest.mark.parametrize(("payload_bytes", "can"), [(parsing.MAX_KEPT_BYTES, True), (publishing.MAX_RECORD_BYTES, False)])
+def test_a_letter_is_redriven_unless_kafkas_client_refuses_its_record(payload_bytes, can):
+    """Regression: the archive tried to enqueue such a dead letter again and again, and enqueued no others."""
+    large = letter(data=b'"%s"' % (b"x" * payload_bytes))
+    [record] = records([large])
+    message = publishing.Message(topic="r", key=record.key, value=record.postponed, headers=((redrive_plan.NOTE, record.note),))
+    publisher = publishing.Publisher(settings.KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    with contextlib.nullcontext() if can else pytest.raises(errors.KafkaUnavailable, match="too large"):
+        publisher.publish(message)
+    assert (redrive_plan.fault_of(large) == "") is can

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from delivery.config import settings
+from delivery.webhooks.batching import segment
 from delivery.webhooks.results import log_records
 from delivery.webhooks.retries import retry_messages
 from fanout.kafka import publishing
@@ -89,6 +90,26 @@ def test_dead_letters_of_two_customers_of_an_endpoint_id_share_no_record():
     records, notes = enqueued([mine, msgspec.structs.replace(mine, customer_id="c2", offset=2)])
     assert [retry_messages.message(record).customer_id for record in records] == ["c1", "c2"]
     assert [log_records.decode(note).customer_id for note in notes] == ["c1", "c2"]
+
+
+@pytest.mark.usefixtures("publisher")
+@pytest.mark.parametrize("is_replay_first", [False, True])
+def test_a_replayed_batch_shares_no_request_with_the_batch_itself(is_replay_first):
+    """Regression: `fanout reconcile` called a redriven delivery lost, or the replay's count never ended.
+
+    The response to a batch rejected one event, and the response to its replay another one. Both dead letters name one batch,
+    and went in one retry entry, with the replay of the first.
+    """
+    due, other = letters_of_batch(0, 1, 2, 3)[1][:2]
+    letters = [due, msgspec.structs.replace(other, replay="rpl_1")]
+    redriven, found = enqueued(letters[::-1] if is_replay_first else letters), evidence.Evidence()
+    entries = [entry for value in redriven[0] for entry in retry_messages.message(value).entries]
+    offset_of = {entry.replay: [segment.unpacked(packed).offset for packed in entry.packed] for entry in entries}
+    assert offset_of == {None: [due.offset], "rpl_1": [other.offset]}
+    for value in redriven[0]:
+        found.add_retry_message(retry_messages.message(value))
+    [(offset, _, [state])] = found.statements(Place(due.topic, due.partition))
+    assert (offset, state >= evidence.ENQUEUED) == (due.offset, True)
 
 
 @pytest.mark.usefixtures("publisher")

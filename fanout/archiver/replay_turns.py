@@ -1,0 +1,39 @@
+"""Let customers take turns, and the replays of each customer. So nobody waits for the many replays of another customer. Pure.
+
+Runs in `fanout archive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from subscriptions_db.replays.requests import ReplayRequest
+
+
+class ReplayTurns:
+    """The order in which replays and customers had their last turns."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+        self._of_replays: dict[int, int] = {}
+        self._of_customers: dict[str, int] = {}
+
+    def taken(self, replay: ReplayRequest) -> None:
+        """Note that a replay, and so its customer, has a turn now."""
+        self._turns += 1
+        self._of_replays[replay.number] = self._of_customers[replay.customer_id] = self._turns
+
+    def of_customers(self, unfinished: Iterable[ReplayRequest]) -> list[ReplayRequest]:
+        """Return one replay of each customer: the one whose last turn is the longest ago, or the oldest of those without one.
+
+        The customer whose last turn is the longest ago comes first. Turns of replays outside of `unfinished` are forgotten.
+        """
+        found = sorted(unfinished, key=lambda replay: (self._of_replays.get(replay.number, 0), replay.number))
+        next_of: dict[str, ReplayRequest] = {}
+        for replay in found:
+            next_of.setdefault(replay.customer_id, replay)
+        self._of_replays = {
+            replay.number: self._of_replays[replay.number] for replay in found if replay.number in self._of_replays
+        }
+        self._of_customers = {name: turn for name, turn in self._of_customers.items() if name in next_of}
+        return sorted(next_of.values(), key=lambda replay: (self._of_customers.get(replay.customer_id, 0), replay.number))
