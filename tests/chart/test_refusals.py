@@ -68,6 +68,8 @@ def with_policy(**fields):
         ({"config": {"metrics": {"port": 9200}}}, "'port'"),
         ({"config": {"kafka": {"librdkafka_options": {"sasl.password": "x"}}}}, "'sasl.password'"),
         ({"config": {"spark": {"conf": {"spark.hadoop.fs.s3a.secret.key": "x"}}}}, "'spark.hadoop.fs.s3a.secret.key'"),
+        ({"config": {"kafka": {"librdkafka_options": {"ssl.key.pem": "x"}}}}, "'ssl.key.pem'"),  # of a private key, as the next
+        ({"config": {"kafka": {"spark_options": {"ssl.keystore.key": "x"}}}}, "'ssl.keystore.key'"),
         (with_executors(count=2) | {"config": {"spark": {"master": "local[2]"}}}, "config.spark.master is not taken"),
         (with_serve(autoscaling={"enabled": True, "minReplicas": 3, "maxReplicas": 2}), "maxReplicas is below minReplicas"),
         ({"commonLabels": {"app.kubernetes.io/instance": "x"}}, "'app.kubernetes.io/instance'"),

@@ -71,8 +71,29 @@ def test_the_absence_of_each_lane_is_an_alert_of_its_own():
 
 def test_an_api_and_an_archive_that_do_not_run_or_cannot_work_are_alerts():
     """Regression: without a process, and after a restart of an archive that cannot write, no alert fired."""
-    assert ALERTS["FanoutApiNotReady"]["expr"] == 'absent(fanout_ready{lane="api"}) or fanout_ready{lane="api"} == 0'
+    assert ALERTS["FanoutApiNotReady"]["expr"].startswith('fanout_ready{lane="api"} == 0 or ')
+    assert 'absent(fanout_ready{lane="api"}) or ' in ALERTS["FanoutApiNotReady"]["expr"]
+    assert 'absent(fanout_lag_records{lane="archive"}) or ' in ALERTS["FanoutArchiveStands"]["expr"]
     assert 'or max(fanout_ready{lane="archive"}) == 0' in ALERTS["FanoutArchiveStands"]["expr"]
+
+
+@pytest.mark.parametrize(("alert", "lane"), [("FanoutApiNotReady", run.NAME), ("FanoutArchiveStands", main_loop.NAME)])
+def test_restarts_do_not_reset_the_alerts_about_the_api_and_the_archive(alert, lane):
+    """Regression: each restart ended the absence, and each end the time unready, so a crash loop fired no alert.
+
+    All of this has one label, so that `for` counts the time of any of it together.
+    """
+    any_of_it = re.search(r"max by \(lane\) \( (absent\(.+?) offset 10m\)\)", ALERTS[alert]["expr"])[1]
+    ready = f'fanout_ready{{lane="{lane}"}}'
+    restarts = f"or sum_over_time(max by (lane) ({ready})[10m:30s]) < 10 and on (lane) count_over_time({ready}[10m]"
+    assert any_of_it.endswith(restarts)
+
+
+def test_one_topic_that_is_archived_does_not_hide_one_that_stands():
+    """Regression: the newest record of any topic counted, so fresh dead letters hid that the attempts were hours late."""
+    expression = ALERTS["FanoutArchiveStands"]["expr"]
+    assert 'sum by (topic) (fanout_lag_records{lane="archive"}) > 0 and ' in expression
+    assert "time() - max by (topic) (fanout_archive_reached_timestamp_seconds) > 600" in expression
 
 
 def test_only_lanes_whose_deliveries_are_due_at_once_can_be_slow():
@@ -86,6 +107,17 @@ def test_restarts_do_not_reset_the_alert_about_lanes_that_are_not_ready():
     rule = ALERTS["FanoutNotReady"]
     assert rule["expr"].startswith("sum_over_time(max by (lane) (fanout_ready{")
     assert "for" not in rule
+
+
+def test_records_that_are_rejected_at_once_are_an_alert():
+    """Regression: only rejections over more than 15 minutes fired, and the first ones of a reason never counted.
+
+    The rate of a burst is above 0 for its window only, so `for` must be shorter than the window. A counter with the label of a
+    reason begins with its first rejections, not with 0.
+    """
+    rule = ALERTS["FanoutRejected"]
+    assert "rate(fanout_rejected_total[1h]) > 0 or fanout_rejected_total unless fanout_rejected_total offset 1h" in rule["expr"]
+    assert rule["for"] == "1m"
 
 
 def test_each_lane_has_a_readiness_of_its_own():
