@@ -1,7 +1,8 @@
 """Decide which delivery of a Spark task is attempted next, so that no endpoint delays other endpoints.
 
 Each endpoint has its own queue, its own limit of requests in flight and, if it asked for one, its own rate. Endpoints share
-slots round robin; a slot is one request in flight. A delivery that waits for a quick retry, or for a rate, holds no slot.
+slots round robin; a slot is one request in flight. A delivery that waits for a quick retry, or for a rate, holds no slot. An
+endpoint begins a request only while it has fewer in flight than slots are free: many slow endpoints leave slots for the others.
 
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
 1. Deliveries that wait for an endpoint whose circuit breaker is open.
@@ -75,7 +76,8 @@ class Dispatcher(Generic[Sent]):
         self._changed = asyncio.Event()
         """Set when `_wait_while` has to check its condition again."""
         self._ready: ready_queue.ReadyQueue[Sent] = ready_queue.ReadyQueue(
-            on_return=lambda: self._runners.start()  # noqa: PLW0108  # the pool is made after the queue
+            on_return=lambda: self._runners.start(),  # noqa: PLW0108  # the pool is made after the queue
+            free_slots=lambda: bounds.max_in_flight - len(self._attempts),
         )
         self._runners = runner_pool.RunnerPool(
             bounds.max_in_flight, self._ready.line, attempt_next=self._attempt_next, on_failure=self._changed.set
@@ -211,6 +213,7 @@ class Dispatcher(Generic[Sent]):
             for pending in overdue.attempts:
                 if self._background.has_room(pending.delivery):
                     self._continue_in_background(pending, *self._attempts.pop(pending))
+                    self._ready.return_crowded()
             for queue, since in overdue.unresponsive:
                 queue.is_unresponsive = True
                 response_time = queue.response_time
@@ -287,11 +290,13 @@ class Dispatcher(Generic[Sent]):
             self._settle(queue, pending, attempt, now)
             if self._phase is not timeouts.Phase.ABANDONED:  # its endpoint has a slot free again, and this runner ends
                 self._ready.add(queue)
+                self._ready.return_crowded(queue)
                 self._runners.start()
             return False
         del self._attempts[pending]
         self._settle(queue, pending, attempt, now)
         self._ready.add(queue)
+        self._ready.return_crowded(queue)
         return True
 
     def _settle(self, queue: Queue[Sent], pending: PendingDelivery[Sent], attempt: Attempt, began_at: float) -> None:

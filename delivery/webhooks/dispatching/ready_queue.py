@@ -13,17 +13,23 @@ from typing import Generic
 
 from delivery.model import Sent
 from delivery.webhooks.dispatching.endpoint_queue import PendingDelivery, Queue
+from delivery.webhooks.scheduling import fewest_first
 
 
 class ReadyQueue(Generic[Sent]):
     """The endpoint queues in line for a slot, in the order in which they joined: endpoints share the slots round robin.
 
     A queue joins if it has a waiting delivery and fewer requests in flight than its limit. A queue leaves the line while it
-    waits for its rate or host, and joins again by itself. `on_return` is called when it joins again. Not thread-safe.
+    waits for its rate or host, and joins again by itself. It leaves the line also while it has as many requests in flight as
+    `free_slots` returns, or more. So many slow endpoints leave slots for the others. `return_crowded` then lets it join again.
+    `on_return` is called when a queue joins again. Not thread-safe.
     """
 
-    def __init__(self, on_return: Callable[[], None]) -> None:
+    def __init__(self, on_return: Callable[[], None], free_slots: Callable[[], int]) -> None:
         self._on_return = on_return
+        self._free_slots = free_slots
+        self._crowded: fewest_first.FewestFirst[Queue[Sent]] = fewest_first.FewestFirst()
+        """The queues that left the line because too few slots are free."""
         self.line: collections.deque[Queue[Sent]] = collections.deque()
         """The queues in line. Other classes only read its length, for each delivery."""
         self._is_closed = False
@@ -31,7 +37,7 @@ class ReadyQueue(Generic[Sent]):
     def add(self, queue: Queue[Sent]) -> None:
         """Add a queue to the line if it has a waiting delivery and fewer requests in flight than its limit.
 
-        A queue that is in line already, or waits for its rate or host, is not added.
+        A queue that is in line already, or waits for its rate, its host or more free slots, is not added.
         """
         if queue.waiting and not queue.is_ready and queue.in_flight < queue.limit:
             queue.is_ready = True
@@ -58,29 +64,52 @@ class ReadyQueue(Generic[Sent]):
         """Empty the line. Queues that wait for their rate or host do not join again. Called at the end of the task or slice."""
         self._is_closed = True
         self.line.clear()
+        self._crowded.clear()
+
+    def return_crowded(self, ended: Queue[Sent] | None = None) -> None:
+        """Let the queue with the fewest requests in flight join the line again, if enough slots are free for it now.
+
+        Queues that wait for their rate or host are not meant. Called for each slot that comes free or is not used, and for each
+        request in flight that ends, with its queue.
+        """
+        if ended is not None and ended in self._crowded:
+            self._crowded.put(ended, ended.in_flight)
+        while self._crowded:
+            queue, in_flight = self._crowded.first()
+            if in_flight >= self._free_slots():
+                return
+            self._crowded.discard(queue)
+            if self._rejoin(queue):
+                return
 
     def _may_begin(self, queue: Queue[Sent], now: float) -> bool:
         """Return True if the first delivery of the queue may be attempted now.
 
         1. False if the queue is empty, or if its limit has fallen meanwhile and is reached by the requests in flight.
-        2. False if the rate allows no request yet. The queue joins the line again when the rate allows one.
-        3. False if the host has no capacity. The queue joins the line again when the host has capacity.
-        4. Otherwise True.
+        2. False if the queue has as many requests in flight as slots are free. It joins the line again by `return_crowded`.
+        3. False if the rate allows no request yet. The queue joins the line again when the rate allows one.
+        4. False if the host has no capacity. The queue joins the line again when the host has capacity.
+        5. Otherwise True.
         """
         host, wait_s = queue.host, 0.0 if queue.pace is None else queue.pace.wait_s(now)
         is_wanted = bool(queue.waiting) and queue.in_flight < queue.limit
         was_woken, queue.has_reservation = queue.has_reservation, False
         has_room = host is None or (host.use_reservation() if was_woken else host.has_room)
-        if is_wanted and not wait_s and has_room:
+        is_crowded = is_wanted and queue.in_flight >= self._free_slots()
+        if is_wanted and not is_crowded and not wait_s and has_room:
             return True
         if not is_wanted:
             queue.is_ready = False
+        elif is_crowded:
+            self._crowded.put(queue, queue.in_flight)
         elif wait_s:
             queue.resumption = asyncio.get_running_loop().call_later(wait_s, self._rejoin, queue)
         elif host is not None:
             host.call_when_free(functools.partial(self._rejoin, queue, has_reservation=True), is_again=was_woken)
         if host is not None:
             host.wake()  # the reservation was not used
+        if not is_crowded:
+            self.return_crowded()  # the slot was not used
         return False
 
     def _rejoin(self, queue: Queue[Sent], *, has_reservation: bool = False) -> bool:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from delivery.model import Attempt, Sendable
 from delivery.registry_model import Endpoint, EndpointId, Revision
-from delivery.webhooks.leases import endpoint_slots
+from delivery.webhooks.leases import endpoint_slots, worker_slots
 from delivery.webhooks.leases.endpoint_observations import EndpointObservations
 from delivery.webhooks.leases.lease_in_flight import LeaseInFlight
 from delivery.webhooks.routing import registries
@@ -55,7 +55,7 @@ class LeaseRunner:
         rng: random.Random,
     ) -> None:
         self._sender = sender
-        self._slots = asyncio.Semaphore(bounds.max_in_flight)
+        self._slots = worker_slots.WorkerSlots(bounds.max_in_flight)
         self._endpoint_slots = endpoint_slots.EndpointSlots(bounds, paces, known_hosts)
         self._clock = clock
         self._now_ms = now_ms
@@ -100,7 +100,8 @@ class LeaseRunner:
         """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
 
         Entries whose attempt cannot begin by `lease.until` stay in `lease.waiting`. So do all entries that still wait when the
-        lease is stopped, for example because its endpoint was changed, or because an attempt of an ordered lease failed. If
+        lease is stopped, for example because its endpoint was changed, because an attempt of an ordered lease failed, or
+        because a response asked to wait (`Retry-After`), which stops all leases of the endpoint. If
         the next request may go only after `lease.until`, `lease.finish` requeues the entries until then, at most for the
         shorter of MAX_RATE_WAIT_S and `_recheck_s`. After that another worker may get the lease.
         If `stop` was called before, attempt nothing.
@@ -123,6 +124,7 @@ class LeaseRunner:
         After a check that finds no capacity, the runner takes the endpoint's turn. With the turn, it waits for the rate, and
         then in the host's line. The wait of an entry for its host is counted once, at the first such check. The runner that
         takes the lease's last entry cancels the idle runners of the lease.
+        A runner that gets no slot before the lease ends leaves its entry waiting.
         """
         runner = asyncio.current_task()
         assert runner is not None, "attempt_all runs this method as a task"  # noqa: S101
@@ -130,11 +132,11 @@ class LeaseRunner:
         try:
             while lease.waiting:
                 # Capacity of the host is not kept for a runner that has to wait for a slot: others can use it meanwhile.
-                is_called = is_called and not (shared.slots.locked() or self._slots.locked())
-                async with shared.slots, self._slots:
+                is_called = is_called and not shared.slots.locked() and self._slots.has_room(shared.endpoint_id)
+                async with shared.slots, self._slots.slot(shared.endpoint_id, lease.until - self._clock()) as has_slot:
                     now = self._clock()
                     self._follow_registry(lease)
-                    if now > lease.until or not lease.waiting:
+                    if not has_slot or now > lease.until or not lease.waiting:
                         return
                     wait_s = shared.rate_wait_s(now)
                     full = None if wait_s or is_called else shared.full_host()
@@ -174,6 +176,13 @@ class LeaseRunner:
             rows = self._registry.rows_now(lease.message.endpoint_id, lease.tenants, lease.deleted_tenants)
             lease.follow(rows, self._registry.revision)
 
+    def _stop_leases_of(self, endpoint_id: EndpointId) -> None:
+        """Stop the leases of an endpoint whose response asked to wait. Their shard lets the entries wait (`Window`)."""
+        for lease in self._idle:
+            if lease.message.endpoint_id == endpoint_id:
+                lease.stop()
+                self._cancel_idle(lease)
+
     def _cancel_idle(self, lease: LeaseInFlight) -> None:
         """End the lease's runners that wait for the endpoint's rate, its host or its turn."""
         for runner in self._idle[lease]:
@@ -200,6 +209,8 @@ class LeaseRunner:
             attempt = await self._sender.attempt(prepared.delivery, prepared.number, prepared.timeout_s)
             self.observations.record(lease.message, lease.message.entries[place], lease.endpoint, attempt)
             lease.record_attempt(prepared, attempt, now_ms=self._now_ms(), rng=self._rng)
+            if attempt.retry_after_s:
+                self._stop_leases_of(lease.message.endpoint_id)
         except Exception as fault:  # noqa: BLE001  # an unforeseen error in one entry must not affect other entries
             lease.defer_faulty(place, fault, self._now_ms())
 

@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
-from delivery.model import OutcomeKind
+from delivery.model import Attempt, OutcomeKind
 from delivery.registry_model import Retrying
 from delivery.webhooks.policy import error_classes, retry_reasons
 from delivery.webhooks.scheduling.response_times import LATE_MARGIN_S, MIN_MARGIN_S
+from tests.simulation import virtual
 from tests.support import fakes
-from tests.support.dispatching import deliveries
+from tests.support.dispatching import deliveries, dispatcher_of
 from tests.support.micro_batches import FINE, NEVER_S, Endpoints, Worker, apart, fine, playing
 
 
@@ -41,6 +42,30 @@ def test_a_known_slow_endpoint_delays_no_micro_batch_and_signals_no_outage():
     alone, beside_others = playing(play, {f"slow{number}": 1.5 for number in range(5)})
     assert alone == (0.0, under_way)
     assert beside_others == (0.0, FINE | under_way)
+
+
+@pytest.mark.parametrize(("slow", "within_s"), [(16, 0.5), (64, 2.0)])
+def test_many_slow_endpoints_leave_slots_for_the_other_endpoints(slow, within_s):
+    """Regression: slow endpoints held all slots. The last delivery to another began after 5.7 s beside 16, 23 s beside 64."""
+    began = {}
+
+    class Sender:
+        async def attempt(self, delivery, number):
+            endpoint_id = delivery.endpoint.endpoint_id
+            began.setdefault(endpoint_id, asyncio.get_running_loop().time())
+            await asyncio.sleep(1.9 if endpoint_id.startswith("slow") else 0.05)
+            return Attempt(number, virtual.now_ms(), 5.0, 200, None)
+
+    async def main():
+        dispatcher = dispatcher_of(Sender(), asyncio.get_running_loop().time)
+        for turn in range(50):
+            for delivery in apart(*(f"slow{number}" for number in range(slow)), *(f"fine{turn}-{n}" for n in range(4))):
+                dispatcher.submit(delivery)
+                await dispatcher.wait_for_room()
+        await dispatcher.finish()
+
+    virtual.run(main())
+    assert max(at for endpoint_id, at in began.items() if endpoint_id.startswith("fine")) <= within_s
 
 
 def test_a_new_endpoint_that_hangs_delays_by_the_first_response_deadline():

@@ -10,6 +10,7 @@ import pytest
 from delivery.model import Attempt
 from delivery.registry_model import Retrying
 from delivery.webhooks.lanes import retry_lane
+from delivery.webhooks.policy import error_classes
 from delivery.webhooks.retries import retry_messages
 from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import host_limits, limits
@@ -21,15 +22,22 @@ VICTIM = "https://victim.example"
 
 
 class Sender:
-    """A sender whose attempts take `takes_s`. It has the second at which each attempt began, by endpoint."""
+    """A sender whose attempts take `takes_s`, or what `takes_s` has for their endpoint.
 
-    def __init__(self, takes_s):
+    It has the second at which each attempt began, by endpoint. `asking` has the endpoints that answer 503 with a `Retry-After`.
+    """
+
+    def __init__(self, takes_s, asking=()):
         self._takes_s = takes_s
+        self._asking = asking
         self.began = {}
 
     async def attempt(self, delivery, number, timeout_s=None):  # noqa: ARG002
         self.began.setdefault(delivery.endpoint.endpoint_id, []).append(asyncio.get_running_loop().time())
-        await asyncio.sleep(self._takes_s)
+        takes_s = self._takes_s
+        await asyncio.sleep(takes_s.get(delivery.endpoint.endpoint_id, 0.1) if isinstance(takes_s, dict) else takes_s)
+        if delivery.endpoint.endpoint_id in self._asking:
+            return Attempt(number, virtual.now_ms(), 5.0, 503, error_classes.UNAVAILABLE, retry_after_s=3600.0)
         return Attempt(number, virtual.now_ms(), 5.0, None, None)
 
 
@@ -53,14 +61,14 @@ class Run:
     """By endpoint and number of the lease: the time of its report, and how many of its entries were requeued."""
 
 
-def deliver(endpoints, *leases, takes_s=0.1, within_s=60.0, **bounds):
+def deliver(endpoints, *leases, takes_s=0.1, within_s=60.0, asking=(), **bounds):
     """Deliver leases, given as (start in seconds, endpoint, number, number of entries). Look for reports each 0.1 s.
 
     The leases with number 1 have no order. Each other lease has an order key of its own.
     """
 
     async def main():
-        loop, sender = asyncio.get_running_loop(), Sender(takes_s)
+        loop, sender = asyncio.get_running_loop(), Sender(takes_s, asking)
         rows = [builders.subscription(f"s-{row.endpoint_id}", endpoint_id=row.endpoint_id) for row in endpoints]
         registry, chosen = Counting("base", builders.snapshot(*endpoints, *rows)), limits.Limits(**bounds)
         hosts = host_limits.Hosts(chosen, loop.time)
@@ -132,3 +140,36 @@ def test_a_lease_ends_with_its_last_attempt_and_waits_for_no_turn():
     )
     assert run.began == {"ep0": pytest.approx(range(11), abs=0.1)}
     assert run.ended["ep0", 1] == (pytest.approx(6 + 1.5, abs=0.2), 0)
+
+
+@pytest.mark.parametrize("slow", [32, 64, 250])
+def test_many_slow_endpoints_leave_slots_for_the_retries_of_others(slow):
+    """Regression: runners took the worker's slots in turn. Behind 32 endpoints that take 14 s, another endpoint's retry began
+    after 23 s. Behind 64 it was requeued without an attempt, again and again.
+    """
+    names = [f"ep{number}" for number in range(slow)]
+    rows = [builders.endpoint(name, url=f"https://{name}.example/", retrying=Retrying()) for name in (*names, "other")]
+    leases = [(at, name, number, 64) for number, at in enumerate((0.0, 45.0, 90.0), start=1) for name in names]
+    others = [(at, "other", number, 1) for number, at in enumerate(range(5, 120, 5), start=1)]
+    run = deliver(rows, *leases, *others, takes_s=dict.fromkeys(names, 14.0), within_s=125.0)
+    delays = [began - at for began, (at, *_) in zip(run.began["other"], others, strict=True)]
+    assert max(delays) <= 14.2
+    assert sum(delay > 0.2 for delay in delays) <= 3
+    assert all(requeued == 0 for (name, _), (_, requeued) in run.ended.items() if name == "other")
+
+
+def test_after_a_retry_after_no_further_request_of_the_endpoint_begins():
+    """Regression: all 256 entries of a lease were sent in the next 25 s, and each used up a wait of the schedule."""
+    leases = [(0.0, "ep0", 1, 256), *[(0.0, "ep0", number, 1) for number in range(2, 6)], (0.0, "ep1", 1, 20)]
+    run = deliver(endpoints_at(VICTIM, 2, max_in_flight=2), *leases, takes_s=0.2, asking={"ep0"})
+    assert run.began["ep0"] == [0.0, 0.0]
+    assert len(run.began["ep1"]) == 20
+    assert run.ended["ep0", 1] == (pytest.approx(0.2, abs=0.2), 256)
+    assert [run.ended["ep0", number] for number in range(2, 6)] == 4 * [(pytest.approx(0.2, abs=0.2), 1)]
+
+
+def test_a_retry_after_ends_the_leases_that_wait_for_the_rate():
+    leases = [(0.0, "ep0", 1, 20), (0.0, "ep0", 2, 3)]
+    run = deliver(endpoints_at(VICTIM, 1, max_per_second=0.5), *leases, takes_s=1.0, asking={"ep0"})
+    assert run.began["ep0"] == [0.0]
+    assert run.ended == {("ep0", 1): (pytest.approx(1, abs=0.2), 20), ("ep0", 2): (pytest.approx(1, abs=0.2), 3)}

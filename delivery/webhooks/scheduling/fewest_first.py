@@ -1,0 +1,52 @@
+"""Keep a line in which those who hold the fewest slots come first. A slot is room for one request in flight. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+"""The type of those who wait in the line."""
+
+
+class FewestFirst(Generic[Item]):
+    """A line in the order of the slots held, and among equals in the order of arrival. Its length is the number of items.
+
+    A method takes the same time however long the line is: there are few different numbers of slots.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Item, int] = {}
+        self._lines: dict[int, dict[Item, None]] = {}
+        """The items by the number of slots that they hold."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._held
+
+    def put(self, item: Item, held: int) -> None:
+        """Add an item that holds this number of slots. An item in the line, whose number has changed, moves."""
+        self.discard(item)
+        self._held[item] = held
+        self._lines.setdefault(held, {})[item] = None
+
+    def discard(self, item: Item) -> None:
+        """Take an item out of the line, if it is there."""
+        if (held := self._held.pop(item, None)) is None:
+            return
+        line = self._lines[held]
+        del line[item]
+        if not line:
+            del self._lines[held]
+
+    def first(self) -> tuple[Item, int]:
+        """Return the first item, and the number of slots that it holds. The line must not be empty."""
+        held = min(self._lines)
+        return next(iter(self._lines[held])), held
+
+    def clear(self) -> None:
+        """Take all items out of the line."""
+        self._held.clear()
+        self._lines.clear()
