@@ -1,7 +1,8 @@
 """Choose the lanes that a job runs, and prepare the real-time lane: check its settings and slots, then move topics.
 
-Runs on the driver before the lanes; `fanout accept-loss` uses only `default_names`. All checks come before the move of topics.
-So a refused start has moved nothing, and a start with the earlier settings finds each topic where it was.
+Runs on the driver before the lanes start. `fanout accept-loss` uses only `default_names`. If `source.realtime_pattern` has
+changed, topics move between the direct and the real-time lane. All checks come before this move, so a refused start has moved
+nothing. After it the job can start with its earlier settings, and each topic is still in its earlier lane.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def of_realtime(config: settings.Settings) -> worker_plan.Plan:
 
 
 def layout_of(config: settings.Settings) -> parsing.Layout:
-    """Return the settings of `source` by which workers read events from records, and `operations.topic`."""
+    """Return the settings by which workers read events from records: those of `source`, and `operations.topic`."""
     source = config.source
     return parsing.Layout(
         id_path=path_of(source.id_field),

@@ -219,10 +219,10 @@ def records(
     max_age_s: float = Retrying().max_age_s,
     revision: Revision = ANY_REVISION,
 ) -> Iterator[Record]:
-    """Yield the records that enqueue dead letters, with their notes. Each sequence in `requests` goes in one request.
+    """Yield records for the retries topic that enqueue dead letters again, each with the note about its dead letters.
 
-    `max_age_s` and `revision` are those of `entry_of`. All dead letters have the same endpoint, customer and delivery mode,
-    because a note names these only once.
+    The dead letters of each sequence in `requests` go to the endpoint in one request. All dead letters must have the same
+    endpoint, customer and delivery mode, because a note names these only once. `entry_of` uses `max_age_s` and `revision`.
     """
     for chunk in chunking.chunks(requests, _size, topic_rows.MAX_POSTPONED_BYTES):
         first = chunk[0][0]

@@ -281,7 +281,7 @@ def check(document: Any, address_guard: guard.Guard) -> Manifest:
 
 
 def _rows_of_their_type(document: Any) -> _Rows:
-    """Return the rows that are valid by their type, of a document that is not valid. The caller checks these rows further."""
+    """Return those rows of an invalid document that fit the type of their list. The caller checks these rows further."""
     rows: dict[str, list[tuple[int, Any]]] = {kind: [] for kind in ROWS}
     for kind, model_type in ROWS.items():
         entries = document.get(kind) if isinstance(document, dict) else None

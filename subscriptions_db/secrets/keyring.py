@@ -82,7 +82,9 @@ class KeyRing:
         """Return the secret; raise SealError if the key is missing or differs, or the bytes are of another row or format."""
         cipher = self._ciphers.get(key_id)
         if cipher is None:
-            raise errors.SealError(f"key {key_id} is not in keys.ring: add the key that sealed the secret")
+            raise errors.SealError(
+                f"key {key_id} is not in keys.ring, so a secret that it sealed was not opened: add this key to keys.ring"
+            )
         if sealed[:1] != VERSION:
             raise errors.SealError(
                 "the sealed secret has an unknown format, so it was not opened: run the version of fanout that sealed it, "

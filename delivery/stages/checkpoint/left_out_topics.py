@@ -91,8 +91,9 @@ def _align(spark: SparkSession, folder: str, lane: str, reads: Callable[[str], b
         _write(spark, name, now.left_out)
     if goes:
         log.warning(
-            "lane %s no longer reads the topics %s: source.topic_pattern does not match them now. Their events wait in Kafka. "
-            "If the pattern matches them again, the lane continues at their positions", lane, ", ".join(sorted(goes)),
+            "lane %s no longer reads the topics %s: source.topic_pattern does not match them now. Their events wait in Kafka, "
+            "until Kafka's retention deletes them. To deliver them, change the pattern so that it matches these topics again: "
+            "the lane then continues at its earlier positions", lane, ", ".join(sorted(goes)),
         )  # fmt: skip
     if comes:
         log.warning("lane %s reads the topics %s again, at their earlier positions", lane, ", ".join(sorted(comes)))

@@ -1,9 +1,11 @@
 """Return a checkpoint's folder, Spark's settings for a folder or an S3-compatible store, and test that a store can be used.
 
-Runs on the driver, in `fanout accept-loss` and in `fanout doctor`. Spark's log of offsets and commits relies on two properties.
-A file appears whole or not at all, and an existing file is not replaced. In a folder Spark gets both by a rename. S3 has no
-rename, but an upload appears only when it is complete. Not promised on S3: Spark looks for the file and then uploads it, so two
-drivers may both write it. The Kubernetes Lease keeps a second driver out (docs/adr/0039).
+Runs on the driver, and in the commands `fanout accept-loss` and `fanout doctor`. Spark's log of offsets and commits relies on
+two properties:
+1. A file appears whole or not at all. In a folder Spark renames a complete file. On S3 an upload appears only when it is
+   complete.
+2. An existing file is not replaced. In a folder the rename ensures this. S3 does not: Spark looks for the file, then uploads
+   it, so two drivers may both write one file. The Kubernetes Lease keeps a second driver out (docs/adr/0039).
 """
 
 from __future__ import annotations

@@ -264,9 +264,10 @@ class _File:
         self._delete()
 
     def valid(self) -> Topics | None:
-        """Return those topics in the file that a committed micro-batch paused; None: there is no file.
+        """Return the topics in the file, without those whose micro-batch was not committed. None: there is no file.
 
-        Only the positions of these topics are valid (see `PausedTopic.since`).
+        The micro-batch of a topic is the one that paused it. Until its commit, the topic's positions are void
+        (`PausedTopic.since`).
         """
         text = offset_log.read(self._spark, f"{self._folder}/{FILE}")
         if text is None:

@@ -1,7 +1,7 @@
 """Read the records of offset ranges from Kafka, in the tasks of the direct lane and the batch lane.
 
-Runs in the executors' Python workers. Must not import the settings, for the reason in delivery.stages.kafka.sink. `record_of`
-and `headers_of` also run in the commands and in `fanout archive`.
+Runs in the executors' Python workers. Must not import the settings, because pydantic would take 11 MB of each worker.
+`record_of` and `headers_of` also run in the archive and the commands.
 Guarantee: a task gets every record of its ranges that Kafka holds, or fails.
 """
 

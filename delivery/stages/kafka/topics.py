@@ -65,12 +65,11 @@ def prepare(config: settings.Settings) -> None:
 
 
 def require_apart(config: settings.Settings) -> None:
-    """Raise SettingsError if one topic serves two purposes: two of the job's own, or results and events.
+    """Raise SettingsError if one topic serves two purposes.
 
-    There are two reasons:
-    1. In the topics of attempts and of rejected records, each result that the job reads as an event would make another,
-       without end.
-    2. A reader of two kinds of records in one topic would take the records of one kind for those of the other.
+    1. The job would write its results to a topic that it reads as events. In the topics of attempts and of rejected records
+       each result would then make another result, without end.
+    2. Two settings name the same topic of the job. A reader would take records of one kind for those of the other.
 
     delivery.stages.kafka.wakeups refuses a wake-up topic that matches the pattern of the event topics.
     """

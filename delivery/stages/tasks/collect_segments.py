@@ -114,7 +114,10 @@ class RouteAssignment:
 
 
 def written(out: Iterable[RoutedRow], *, max_bytes: int = arrow.MAX_BATCH_BYTES) -> Iterator[pa.RecordBatch]:
-    """Yield these rows as Arrow batches of SCHEMA. Each has at most `max_bytes` of values in total, or one larger value."""
+    """Yield the rows of `out` as Arrow batches of SCHEMA. The values of a batch have at most `max_bytes` in total.
+
+    A row with a larger value gets a batch of its own.
+    """
     for chunk in chunking.chunks(out, lambda row: len(row.value or b""), max_bytes):
         shards, keys, values = zip(*chunk, strict=True)
         arrays = [arrow.numbers(shards), arrow.values(pa.binary(), keys), arrow.values(pa.binary(), values)]

@@ -109,10 +109,12 @@ class ProtobufExpansion:
         return Root(plan, per_byte, any(each.has_any for each in reached))
 
     def require_room(self, root: Root, body: bytes) -> None:
-        """Raise EventRejected if `body`, in Protobuf, would have more than MAX_JSON_BYTES as JSON.
+        """Raise EventRejected if the messages and enums of a Protobuf `body` would exceed MAX_JSON_BYTES as JSON.
 
-        Repeated values of a field that has one value, and repeated keys of a map, count each time. The messages in
-        `google.protobuf.Any` do not count here.
+        The content of texts and numbers does not count. `require_room_for_any` counts the messages in `google.protobuf.Any`.
+
+        A body may give several values to a field that is not `repeated`, or to one key of a map. Each of these values counts,
+        although Protobuf keeps only the last.
         """
         if root.plan.own + len(body) * root.per_byte > MAX_JSON_BYTES and _left(root.plan, body, MAX_JSON_BYTES) < 0:
             raise _too_large()

@@ -51,7 +51,7 @@ class Schema(NamedTuple):
 
 
 def media_type(schema_type: str) -> str:
-    """Return the media type of a framed value by the type of its schema.
+    """Return the media type of a value in the Confluent wire format, by the type of the value's schema.
 
     Used if the record's `content-type` is missing, invalid or a JSON type.
     """

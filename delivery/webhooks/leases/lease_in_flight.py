@@ -242,10 +242,13 @@ class LeaseInFlight:
             self.stop()
 
     def _end(self, place: int, parts: lease_triage.Parts, now_ms: int) -> bool:
-        """End an entry without an attempt: skip the events in `parts`, or record their dead letter.
+        """End an entry without an attempt. Return False if the entry is unreadable and was requeued instead.
 
-        An unreadable entry is requeued with a wait of DEFER_FAULTY_S, and none of its outcomes is recorded: return False. If
-        the lease is given up, the entry ends instead, and the events of its unreadable parts go to the rejected topic.
+        `parts` says which events are skipped, and which become dead letters.
+        1. The entry is readable: record all outcomes.
+        2. The entry is unreadable: record no outcome, and requeue the entry with a wait of DEFER_FAULTY_S.
+        3. As 2, but the lease is given up, and its entries cannot wait. Write the events of each unreadable part to the
+           rejected topic, and record the outcomes of the other parts.
         """
         entry, lease = self.message.entries[place], self.message
         outcomes: list[Outcome[Any]] = []

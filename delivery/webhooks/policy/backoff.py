@@ -89,7 +89,10 @@ class QuickRetry:
 
 
 def local_failures(attempts: Sequence[Attempt]) -> int:
-    """Return the number of LocalFailures with which `attempts` ends, from 1 to MAX_LOCAL_WAITS."""
+    """Return how many of the last attempts in a row have the error class of LocalFailure.
+
+    The result is at least 1, also if there is none, and at most MAX_LOCAL_WAITS.
+    """
     local = errors.LocalFailure.error_class
     count = len([*itertools.takewhile(lambda attempt: attempt.error_class == local, reversed(attempts))])
     return min(max(count, 1), MAX_LOCAL_WAITS)

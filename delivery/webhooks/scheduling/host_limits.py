@@ -121,11 +121,11 @@ class Host:
         self.wake()
 
     def call_when_free(self, resume: Callable[[], bool], *, is_again: bool = False) -> None:
-        """Count a wait for the limits, and call `resume` once when the host has capacity.
+        """Count a wait for the limits, and call `resume` once when the host has capacity for a request.
 
-        `is_again`: the wait of the same request is counted already.
-        `resume` returns True if its queue takes the reservation. The queue must then call `use_reservation` once. `resume`
-        returns False if its queue needs no capacity any more.
+        `resume` returns True if the caller still wants to send. The host then reserves the capacity for one request, and the
+        caller must call `use_reservation` once. `resume` returns False if the caller needs no capacity any more.
+        `is_again`: an earlier call has counted the wait of this request.
         """
         if not is_again:
             self.count_delay()

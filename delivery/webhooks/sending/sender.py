@@ -145,7 +145,7 @@ class Sender:
                 if left_s < timeout_s * MIN_REQUEST_SHARE <= left_s + waited_s:
                     raise errors.TokenRefused(
                         f"the token server took {waited_s:.1f} s of the attempt's {timeout_s:g} s, and the endpoint did not "
-                        "answer in the rest: check that server"
+                        "answer in the rest, so the attempt failed: check why the token server is slow"
                     ) from None
                 raise
 

@@ -148,12 +148,12 @@ class SegmentStore:
             count -= items
 
     def shorten(self, slice_: SegmentSlice, count: int) -> None:
-        """Remove the first `count` items of a slice. The slice has more than `count` items."""
+        """Remove the first `count` items of a slice. The slice must have more than `count` items."""
         self._count_removed(slice_, self.items(slice_)[:count])
         slice_.first += count
 
     def remove(self, slice_: SegmentSlice) -> None:
-        """Remove all items of a slice. The caller takes the slice out of its list."""
+        """Remove all items of a slice. The caller must take the slice out of the list that contains it."""
         if slice_.number < 0:
             del self._new[slice_.number], self._new_bytes[slice_.number]
         else:

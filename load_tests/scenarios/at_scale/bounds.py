@@ -65,7 +65,9 @@ def replaced(wanted: Iterable[Bound], pairs: Iterable[str]) -> tuple[Bound, ...]
         try:
             value = float(limit)
         except ValueError:
-            raise errors.RegistrationError(figure, f"its limit {limit!r} is no number: write figure=number") from None
+            raise errors.RegistrationError(
+                figure, f"its limit {limit!r} is no number, so nothing was started: write figure=number"
+            ) from None
         is_upper = by_figure[figure].at_most < math.inf
         by_figure[figure] = Bound(figure=figure, **({"at_most": value} if is_upper else {"at_least": value}))
     return tuple(by_figure.values())

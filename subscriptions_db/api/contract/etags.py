@@ -68,7 +68,8 @@ def require(conditions: Conditions, etag: str | None) -> None:
     """
     for header, condition in (("If-Match", conditions.if_match), ("If-None-Match", conditions.if_none_match)):
         if condition is not None and not _TAGS.fullmatch(condition):
-            raise problems.invalid((header, "must be the ETag of an answer, with its quotes, or *"))
+            said = "is malformed, so nothing was changed: send the ETag of an answer, with its quotes, or *"
+            raise problems.invalid((header, said))
     if conditions.if_match is not None and etag is None:
         raise problems.Refused(412, "there is no such resource, so nothing was changed: leave If-Match out to create it")
     if conditions.if_match is not None and not names(conditions.if_match, etag, is_strong=True):

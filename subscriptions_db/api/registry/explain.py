@@ -81,7 +81,7 @@ class ExplainRequest(parts.ManifestPart):
 
 
 class Explanation(described.DescribedModel):
-    """The verdict of one subscription on the event. The API does not check that the tenant is registered and active."""
+    """The verdict of one subscription on the event. The event's tenant counts as registered and active, without a check."""
 
     subscription: str
     """The id of the subscription."""

@@ -306,7 +306,11 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add to an answer the request id, rate limit and expiry of the key or token, and deprecations; remove `Server`."""
+    """Set the common headers of an answer, and remove the header `Server`.
+
+    The headers name the request id, the rate limit of the key or token, its expiry if this is near, and the deprecated parts
+    of the API that the request uses.
+    """
     response.headers.pop("server", None)
     # aiohttp answers an unknown `Expect` before the request has an id.
     response.headers["x-request-id"] = request.get(REQUEST_ID) or _request_id(request)
