@@ -82,7 +82,8 @@ def options(
     if url.partition("://")[2].partition("?")[0].count("@") > 1:
         raise psycopg.ProgrammingError("the URL has two @")
     for_the_server = psycopg.conninfo.conninfo_to_dict(url).get("options")
-    timeout = f"-c statement_timeout={int(database.statement_timeout_s * 1000)}"
+    # psycopg parses a time with a time zone in the ISO style only. A database or role may have another style.
+    ours = f"-c datestyle=ISO -c statement_timeout={int(database.statement_timeout_s * 1000)}"
     return {
         "autocommit": True,
         "connect_timeout": max(2, int(database.connect_timeout_s)),
@@ -92,7 +93,7 @@ def options(
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": half_open_ms,
-        "options": f"{for_the_server} {timeout}" if for_the_server else timeout,
+        "options": f"{for_the_server} {ours}" if for_the_server else ours,
     }
 
 

@@ -9,9 +9,11 @@ Runs in the executors if `snapshot.source` is "lookup". Then executors have the 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import functools
 import logging
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from delivery import errors
 from delivery.config import settings
@@ -25,8 +27,19 @@ from subscriptions_db.snapshot import registry_reader
 log = logging.getLogger(__name__)
 
 
+class _LastChange(NamedTuple):
+    revision: Revision
+    changed_at: dt.datetime | None
+    """When the change was made, by Postgres's clock. None: there was no change yet."""
+
+
 class PostgresReader:
-    """Answer look-ups over one connection, which the first look-up opens. After an error, the next look-up opens a new one."""
+    """Answer look-ups over one connection, which the first look-up opens. After an error, the next look-up opens a new one.
+
+    Also find out if Postgres has lost commits, as the follower of a broadcast registry does: the log of changes must have the
+    revision of the last answer, with the same time. A fall of the newest revision alone does not show each loss. A standby
+    that lacks the last changes may continue at a higher number, or use a number again.
+    """
 
     def __init__(self, database: settings.DatabaseSettings, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
         self._database = database
@@ -34,7 +47,17 @@ class PostgresReader:
         self._guard = address_guard
         self._open = contextlib.ExitStack()
         self._connection: connect.Connection | None = None
+        self._losses = 0
+        self._last: _LastChange | None = None
+        """The newest change that an answer had. None: there was no answer."""
+        self._has_checked = False
+        """True if the log had `_last` when this connection looked for it."""
         self._patiently = connect.retry_until_available("The deliveries of this look-up wait")
+
+    @property
+    def losses(self) -> int:
+        """How often a look-up found that Postgres had lost commits that an earlier answer had."""
+        return self._losses
 
     def candidates(self, event_type: str, tenant_id: TenantId | None, since: Revision | None = None) -> Snapshot:
         """Return the subscriptions that match an event type, and whose scope includes the tenant, or a sub-tenant of it, by id.
@@ -66,7 +89,7 @@ class PostgresReader:
                 row_security.require_all_customers(opened)
                 self._connection, self._open = opened, opening.pop_all()
         try:
-            return read(self._connection, self._ring, self._guard)
+            return self._checked(self._connection, read(self._connection, self._ring, self._guard))
         except (errors.RegistryUnavailable, errors.RegistryOutdated):
             self.close()
             raise
@@ -83,7 +106,30 @@ class PostgresReader:
                 "is logged again, send the traceback in the log to the maintainers of the platform"
             ) from exc
 
+    def _checked(self, connection: connect.Connection, answer: Snapshot) -> Snapshot:
+        """Return the answer. Count a loss if the log of changes lacks the newest change of the last answer.
+
+        Nothing is asked while an answer on the same connection has the same revision as the last one.
+        """
+        last, newest = self._last, answer.revision
+        if self._has_checked and last is not None and last.revision == newest:
+            return answer
+        if last is not None and last.revision:
+            with connect.translated_errors():
+                is_known = registry_reader.revisions(connection, *last).reach_back
+            if not is_known:
+                self._losses += 1
+                log.warning(
+                    "the log of changes in Postgres lacks revision %d, which an earlier look-up had found. Postgres lost "
+                    "commits in a failover, or more than a million changes followed. This worker forgets its answers, and "
+                    "looks the rows up again. After a failover, register again what is missing (docs/disaster-recovery.md)",
+                    last.revision,
+                )
+        self._last = _LastChange(newest, registry_reader.changed_at(connection, newest))
+        self._has_checked = True
+        return answer
+
     def close(self) -> None:
         """Close the connection; the next look-up opens a new one."""
-        self._connection = None
+        self._connection, self._has_checked = None, False
         self._open.close()

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from delivery.registry_model import AttemptedEndpoint, EndpointId, Revision
 from delivery.webhooks.lanes.realtime_lane import Place
 from delivery.webhooks.results.counters import Counters
-from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 
 
 class TaskState(enum.StrEnum):
@@ -80,8 +79,9 @@ class DriverUpdate:
     base: bytes | None = None
     """The newest snapshot, packed by `pickling.packed`: the driver packs it once for all tasks. None: the worker has this
     snapshot already, or the driver has not read the registry yet."""
-    changes: SnapshotChanges | None = None
-    """All changes of the registry since the newest snapshot; None: there are none, or the worker has them."""
+    changes: bytes | None = None
+    """All changes of the registry since the newest snapshot, packed by `pickling.packed`: the driver packs them once for all
+    tasks. None: there are none, or the worker has them."""
     suppressed: Mapping[EndpointId, str] = field(default_factory=dict)
     """All endpoints that are suppressed now, each with the reason."""
     is_paused: bool = False

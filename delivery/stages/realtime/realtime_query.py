@@ -234,7 +234,7 @@ class RealtimeLane:
     def _update_for(self, known: messages.Known) -> messages.DriverUpdate:
         """Return the driver's answer to a worker that has the version `known` of the registry.
 
-        Called on the threads of the TaskServer. Waits only while a registry snapshot that the worker lacks is pickled.
+        Called on the threads of the TaskServer. Waits only while what the worker lacks of the registry is pickled.
         """
         newest = self._registry.newest
         is_paused = newest is None or self._registry.pause_reason() is not None or self._context.network.is_paused
@@ -247,7 +247,7 @@ class RealtimeLane:
         return messages.DriverUpdate(
             base_id=newest.base_id,
             base=self._packer.packed(newest) if is_new else None,
-            changes=newest.changes if is_new or known.revision != newest.revision else None,
+            changes=self._packer.packed_changes(newest) if is_new or known.revision != newest.revision else None,
             suppressed=suppressed,
             is_paused=is_paused,
         )

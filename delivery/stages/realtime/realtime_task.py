@@ -101,7 +101,7 @@ class RealtimeTask:
         first = self._exchange()
         self._take_base(first)
         if first.changes is not None:
-            followed().current().advance(first.changes)
+            followed().current().advance(pickling.unpacked(first.changes))
         self._suppressed |= first.suppressed
         self._lane = self._here.realtime(followed().current, self._suppressed, ended, first.next_offsets)
         self._lane.pause(is_paused=first.is_paused)
@@ -284,7 +284,8 @@ class RealtimeTask:
             self._lane.end_slice()
         registry = followed().current()
         if update.changes is not None:
-            self._here.call_in_loop(functools.partial(registry.advance, update.changes))
+            changes = pickling.unpacked(update.changes)  # here, because it would keep the event loop busy
+            self._here.call_in_loop(functools.partial(registry.advance, changes))
         if update.suppressed != self._suppressed:
             self._here.call_in_loop(functools.partial(self._replace_suppressed, update.suppressed))
 

@@ -50,6 +50,10 @@ and more."""
 class RegistryReader(Protocol):
     """Queries Postgres. Called from a thread, never twice at the same time. Waits while Postgres is unavailable."""
 
+    @property
+    def losses(self) -> int:
+        """How often a look-up found that Postgres had lost commits that an earlier answer had. Counted before it returns."""
+
     def candidates(self, event_type: str, tenant_id: TenantId | None, since: Revision | None = None) -> Snapshot:
         """Return the subscriptions that can match the event type and that name the tenant; with their endpoints and the tenant.
 
@@ -143,6 +147,8 @@ class LookupRegistry:
         self._seen: deque[tuple[float, Revision]] = deque()
         self._newest_read = Revision(0)
         """Newest revision that `reader` has returned."""
+        self._forgotten = 0
+        """How often all answers were forgotten."""
 
     @property
     def revision(self) -> Revision:
@@ -171,15 +177,19 @@ class LookupRegistry:
         Missing answers are looked up in Postgres. A subscription that a change moved from one answer to the other matches once.
 
         Each answer was younger than `ttl_s` when it was taken from the cache. The first answer may be older when this method
-        returns, because the second look-up may wait for Postgres.
+        returns, because the second look-up may wait for Postgres. If Postgres loses commits between the two answers, both are
+        taken again: the first may lack a subscription that a lost commit moved, and the second does not have it either.
         """
-        everything = self._for_all_tenants.get(event.event_type)
-        if everything is None or everything.expires_at <= self._clock():
-            everything = await self._read_for_all_tenants(event.event_type, everything)
-        naming = self._naming_a_tenant.get((event.event_type, event.tenant_id))
-        if naming is None or not everything.fits(naming):
-            naming = await self._read_naming(event.event_type, event.tenant_id, everything)
-        return _Answers(everything.answer, naming)
+        while True:
+            forgotten = self._forgotten
+            everything = self._for_all_tenants.get(event.event_type)
+            if everything is None or everything.expires_at <= self._clock():
+                everything = await self._read_for_all_tenants(event.event_type, everything)
+            naming = self._naming_a_tenant.get((event.event_type, event.tenant_id))
+            if naming is None or not everything.fits(naming):
+                naming = await self._read_naming(event.event_type, event.tenant_id, everything)
+            if self._forgotten == forgotten:
+                return _Answers(everything.answer, naming)
 
     async def destination(
         self, endpoint_id: EndpointId, tenants: Collection[TenantId], *, read_again: bool = False
@@ -260,16 +270,17 @@ class LookupRegistry:
     async def _look_up(self, read: Callable[..., Snapshot], *arguments: Any) -> Snapshot:
         """Return the rows that `read` returns, and record their revision.
 
-        If the revision is below that of an earlier read, Postgres has failed over and lost commits. All answers are then
-        forgotten: they may have lost rows, and lack new rows whose revision they claim to know.
+        If the revision is below that of an earlier read, or the reader has found a loss, Postgres has failed over and lost
+        commits. All answers are then forgotten: they may have lost rows, and lack new rows whose revision they claim to know.
         """
-        newest = self._newest_read
+        newest, losses = self._newest_read, self._reader.losses
         # In a thread: requests in flight must not time out while Postgres is slow or unavailable.
         found = await asyncio.to_thread(read, *arguments)
-        if found.revision < newest:
+        if found.revision < newest or self._reader.losses != losses:
             for answers in (self._naming_a_tenant, self._for_all_tenants, self._destinations, self._registered, self._seen):
                 answers.clear()
             self._newest_read = found.revision
+            self._forgotten += 1
         self._newest_read = max(self._newest_read, found.revision)
         self.confirm(found.revision)
         return found

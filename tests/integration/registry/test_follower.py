@@ -10,7 +10,7 @@ import time
 
 import prometheus_client
 import pytest
-from psycopg import conninfo
+from psycopg import conninfo, sql
 
 from delivery import errors
 from delivery.config import settings
@@ -187,6 +187,14 @@ def test_a_follower_drops_changes_that_postgres_lost(follower, connection, state
         "https://example.com/",
         "https://example.com/later",
     ]
+
+
+def test_the_job_reads_times_whatever_style_the_database_has(connection, database, ring_key):
+    """Regression: the time of a change could not be parsed, so the job never delivered, and asked for maintainers."""
+    style = sql.SQL("alter database {} set datestyle = 'German'").format(sql.Identifier(connection.info.dbname))
+    connection.execute(style)
+    with following(config(database, {"k1": ring_key})) as follower:
+        assert_eventually(lambda: follower.newest, lambda newest: newest is not None and newest.changed_at is not None)
 
 
 def test_the_registry_has_no_age_before_postgres_has_confirmed_it(database, ring_key):

@@ -325,6 +325,37 @@ def test_a_look_up_finds_a_subscription_once_while_its_scope_changes(connection,
             looked_up.clock.now += 1
 
 
+@pytest.mark.parametrize(
+    "lose",
+    [
+        "delete from revisions where revision > %s",
+        "update revisions set changed_at = changed_at + interval '1 s', entity_id = 'other' where revision > %s",
+    ],
+    ids=["number skipped", "number used again"],
+)
+def test_a_look_up_finds_that_postgres_lost_the_last_change(connection, database, lose):
+    """Regression: a standby continued at a higher number, so a worker kept its answers with the lost change until they expired.
+
+    They gave events to nobody that each state of the registry gave to the subscription.
+    """
+    subscription = {"id": "s1", "endpoint": "ep1", "event_type": "*"}
+    event, other = builders.event(tenant_id="1"), builders.event(tenant_id="2")
+    register(connection, [subscription | {"everything": True}])
+    kept = registry_reader.revisions(connection).newest
+    with contextlib.closing(LookUp(database)) as looked_up:
+        register(connection, [subscription | {"tenants": ["1"]}])
+        assert due(looked_up.registry, other) == set()
+        with connection.transaction():  # the rows of a standby that lacks the change, and then has another one
+            connection.execute("set local session_replication_role = replica")  # without triggers, and so without a revision
+            connection.execute("delete from scopes")
+            connection.execute("update subscriptions set scope = 'everything'")
+            connection.execute(lose, [kept])
+            connection.execute("set local session_replication_role = origin")
+            connection.execute("update tenants set name = 'later' where tenant_id = '4'")
+        assert [due(looked_up.registry, asked) for asked in (event, other)] == [{"s1"}, {"s1"}]
+        assert looked_up.reader.losses == 1
+
+
 def test_a_look_up_that_waits_does_not_block_the_event_loop(own_postgres):
     with connect.connect(settings.DatabaseSettings(url=own_postgres.url)) as opened:
         migrate.migrate(opened)

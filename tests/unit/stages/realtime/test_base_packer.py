@@ -1,4 +1,4 @@
-"""The driver of the real-time lane packs a base of the registry once for all tasks that ask for it."""
+"""The driver of the real-time lane packs a base of the registry, and its changes, once for all tasks that ask for them."""
 
 import threading
 from concurrent import futures
@@ -10,6 +10,7 @@ from delivery.registry_model import Revision
 from delivery.stages.realtime import channel, messages, realtime_query, task_server
 from delivery.stages.registry import base_packer
 from delivery.webhooks.routing.published_registry import Published
+from delivery.webhooks.routing.registry_snapshot import SnapshotChanges
 from delivery.webhooks.scheduling import unhealthy
 from delivery.webhooks.state import pickling
 
@@ -30,8 +31,27 @@ class Base:
         return str, (self._text,)
 
 
-def published(base, base_id="b1"):
-    return Published(base_id=base_id, base=base, changes=None, confirmed_at=0.0)
+def published(base, base_id="b1", changes=None):
+    return Published(base_id=base_id, base=base, changes=changes, confirmed_at=0.0)
+
+
+def asked_at_once(address, known, have_all_asked):
+    """Return the driver's answers to TASKS tasks that have the same version of the registry."""
+
+    def answer(number):
+        link = channel.connect(address)
+        try:
+            link.send(messages.TaskReport(task=number, known=known))
+            if number == TASKS - 1:
+                have_all_asked.set()
+            update = link.receive()
+            link.send(messages.TaskReport(task=number, state=messages.TaskState.DONE))
+            return update
+        finally:
+            link.close()
+
+    with futures.ThreadPoolExecutor(TASKS) as pool:
+        return list(pool.map(answer, range(TASKS)))
 
 
 @pytest.fixture
@@ -58,21 +78,28 @@ def test_a_base_that_all_tasks_ask_for_at_once_is_pickled_once(updates, server):
     have_all_asked = threading.Event()
     updates.registry.newest = published(Base("tenants and endpoints", lambda: have_all_asked.wait(5.0)))
 
-    def first_base(number):
-        link = channel.connect(server.address)
-        try:
-            link.send(messages.TaskReport(task=number))
-            if number == TASKS - 1:
-                have_all_asked.set()
-            update = link.receive()
-            link.send(messages.TaskReport(task=number, state=messages.TaskState.DONE))
-            return update.base_id, pickling.unpacked(update.base)
-        finally:
-            link.close()
-
-    with futures.ThreadPoolExecutor(TASKS) as pool:
-        assert set(pool.map(first_base, range(TASKS))) == {("b1", "tenants and endpoints")}
+    answers = asked_at_once(server.address, messages.Known(), have_all_asked)
+    assert {(update.base_id, pickling.unpacked(update.base)) for update in answers} == {("b1", "tenants and endpoints")}
     assert updates.registry.newest.base.pickles == 1
+
+
+def test_changes_that_all_tasks_ask_for_at_once_are_pickled_once(updates, server):
+    """Regression: each task's answer pickled the changes under the GIL. After a large `fanout apply`, workers gave up."""
+    have_all_asked = threading.Event()
+    changes = Base("a hundred thousand rows", lambda: have_all_asked.wait(5.0))
+    updates.registry.newest = published(Base("x"), changes=changes)
+    answers = asked_at_once(server.address, messages.Known(base_id="b1", revision=Revision(6)), have_all_asked)
+    assert {(update.base, pickling.unpacked(update.changes)) for update in answers} == {(None, "a hundred thousand rows")}
+    assert (changes.pickles, updates.registry.newest.base.pickles) == (1, 0)
+
+
+def test_later_changes_take_the_place_of_the_packed_ones(updates):
+    for revision in (8, 9):
+        changes = SnapshotChanges(since=Revision(7), revision=Revision(revision))
+        updates.registry.newest = published(Base("x"), changes=changes)
+        update = updates.update_for(messages.Known(base_id="b1", revision=Revision(revision - 1)))
+        assert pickling.unpacked(update.changes) == changes
+    assert updates.update_for(messages.Known(base_id="b1", revision=Revision(9))).changes is None
 
 
 def test_a_task_that_has_the_base_gets_no_base(updates):

@@ -64,7 +64,7 @@ def test_options_of_the_url_are_kept_and_the_settings_timeout_comes_last():
     """Regression: the platform's own `options` took the place of those in the URL, such as a `search_path`."""
     url = "postgresql://127.0.0.1/x?options=-c%20search_path%3Dfanout%20-c%20statement_timeout%3D1"
     parameters = connect.options(url, settings.DatabaseSettings(statement_timeout_s=30), application_name="test")
-    assert parameters["options"] == "-c search_path=fanout -c statement_timeout=1 -c statement_timeout=30000"
+    assert parameters["options"] == "-c search_path=fanout -c statement_timeout=1 -c datestyle=ISO -c statement_timeout=30000"
 
 
 @pytest.mark.parametrize("url", ["postgres:u:hunter2@127.0.0.1/x", "postgresql://u:hunter2@127.0.0.1/x?hunter2=1", "hunter2"])

@@ -166,6 +166,7 @@ class Postgres:
     """A Reader that answers from a snapshot in memory."""
 
     snapshot = builders.snapshot()
+    losses = 0
 
     def endpoint(self, _):
         return self.snapshot

@@ -141,6 +141,8 @@ def test_an_entry_given_up_does_not_end_by_a_cached_answer():
 class Postgres:
     """A Reader of a registry in memory. All tenants but `gone` are registered."""
 
+    losses = 0
+
     def __init__(self, gone=()):
         self._gone = gone
 

@@ -23,6 +23,8 @@ KEY = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 class Reader:
     """A Reader that answers from a snapshot in memory."""
 
+    losses = 0
+
     def __init__(self, snapshot):
         self.snapshot = snapshot
         self.asked = []

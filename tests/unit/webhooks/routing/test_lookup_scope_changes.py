@@ -21,6 +21,7 @@ class Postgres:
         self.rows = {name: builders.subscription(name, scope=scope) for name, scope in scopes.items()}
         self.changed = dict.fromkeys(self.rows, 1)
         self.asked = []
+        self.losses = 0
 
     def change(self, name, scope, event_type="order.created"):
         """Give a subscription another scope; delete it if `scope` is None."""
@@ -188,3 +189,24 @@ def test_a_revision_that_falls_causes_no_endless_look_ups():
     del postgres.asked[:]
     assert job.due("t1") == ["s2"]
     assert postgres.asked == []
+
+
+@pytest.mark.parametrize(("resumed_at", "found_losses"), [(1, 0), (34, 1)], ids=["the number falls", "the number jumps"])
+def test_a_subscription_that_a_lost_commit_had_moved_takes_each_event(resumed_at, found_losses):
+    """Regression: the answer for all tenants had the lost change, and the tenant's answer was older. Nobody got the events."""
+    job = Job(postgres := Postgres(s1=ALL))
+    postgres.change("s1", ONLY_T1)
+    assert job.due("t0") == []
+    postgres.change("s1", ALL)  # the standby lacks the change
+    postgres.changed["s1"], postgres.revision = 1, resumed_at
+    answer = postgres.candidates
+
+    def first_answer(*key):
+        postgres.losses, postgres.candidates = found_losses, answer
+        return answer(*key)
+
+    postgres.candidates = first_answer
+    for _ in range(3):
+        assert [job.due(tenant) for tenant in ("t1", "t0")] == [["s1"], ["s1"]]
+        job.clock.now += 1
+    assert postgres.asked == [None, "t0", "t1", None, "t0"]
