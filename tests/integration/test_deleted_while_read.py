@@ -9,7 +9,7 @@ from confluent_kafka import Producer, TopicPartition
 
 from delivery import errors
 from delivery.config import kafka_clients
-from delivery.stages.kafka import bounded_reader, completed_reader, topics
+from delivery.stages.kafka import bounded_reader, completed_reader, lag, topics
 from fanout.kafka import topic_scanner
 
 pytestmark = pytest.mark.integration
@@ -43,6 +43,15 @@ def test_a_scan_whose_records_are_deleted_meanwhile_fails_and_says_what_to_do(co
         found = []
         scanner.read(scanner.extents([topic]), "dead letters", lambda message: found.append(message.offset()))
         assert found == [6, 7, 8, 9]
+
+
+def test_a_deleted_topic_that_a_lane_has_paused_has_no_end_and_hides_no_other(connection, topic):
+    """Regression: the lag of all topics was unknown then, and the lane looked as if Kafka did not answer."""
+    admin, known = kafka_clients.admin(connection), {topic: {0: 4}, "gone": {0: 4}}
+    with pytest.raises(confluent_kafka.KafkaException, match="UNKNOWN_TOPIC_OR_PART"):
+        lag._ends(admin, known, "read_uncommitted")
+    ends = lag._ends(admin, known, "read_uncommitted", may_be_gone={"gone"})
+    assert lag.by_topic(known, ends) == {topic: 6, "gone": 0}
 
 
 def test_results_that_are_deleted_meanwhile_hide_no_later_results(connection, topic):

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # public, but missing in the stubs
 
 from delivery.config import kafka_clients, lane_areas, settings
@@ -52,7 +52,7 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
             admin = admin or kafka_clients.admin(config.kafka)
             paused = lane_watch.paused_topics
             known = {**positions, **paused}
-            waiting = by_topic(known, _ends(admin, known, kafka_clients.isolation_level(config.kafka)))
+            waiting = by_topic(known, _ends(admin, known, kafka_clients.isolation_level(config.kafka), may_be_gone=paused))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
             log.warning(
                 "the lag of `%s`, a lane or the archive, could not be read from Kafka (%s). The lane or the archive continues "
@@ -82,9 +82,12 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
 
 
 def by_topic(positions: health.Positions, ends: health.Positions) -> dict[str, int]:
-    """Return the number of records between `positions` and `ends` in each topic: the lag by topic."""
+    """Return the number of records between `positions` and `ends` in each topic: the lag by topic.
+
+    A partition that `ends` does not have counts as 0, because Kafka has no records of it.
+    """
     return {
-        topic: sum(max(0, ends[topic][partition] - offset) for partition, offset in offsets.items())
+        topic: sum(max(0, ends[topic].get(partition, offset) - offset) for partition, offset in offsets.items())
         for topic, offsets in positions.items()
     }
 
@@ -102,10 +105,14 @@ def handled_between(before: health.Positions, now: health.Positions) -> int:
     )
 
 
-def _ends(admin: AdminClient, positions: health.Positions, isolation_level: str) -> health.Positions:
+def _ends(
+    admin: AdminClient, positions: health.Positions, isolation_level: str, *, may_be_gone: Container[str] = ()
+) -> health.Positions:
     """Return the end offset of each partition in `positions`; raise KafkaException if Kafka does not answer, or refuses.
 
-    With the isolation level `read_committed`, a partition ends where its first open transaction begins.
+    With the isolation level `read_committed`, a partition ends where its first open transaction begins. `may_be_gone`: topics
+    of which partitions may no longer exist. The result does not have these partitions. A lane does not read a topic that it has
+    paused, so the lane does not end when the topic is deleted, and goes on with all others.
     """
     if not positions:
         kafka_clients.require_answer(admin, within_s=TIMEOUT_S)
@@ -115,5 +122,9 @@ def _ends(admin: AdminClient, positions: health.Positions, isolation_level: str)
     ends: dict[str, dict[int, int]] = {topic: {} for topic in positions}
     level = IsolationLevel[isolation_level.upper()]
     for partition, answer in admin.list_offsets(asked, isolation_level=level, request_timeout=TIMEOUT_S).items():
-        ends[partition.topic][partition.partition] = answer.result().offset
+        try:
+            ends[partition.topic][partition.partition] = answer.result().offset
+        except KafkaException as exc:
+            if exc.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or partition.topic not in may_be_gone:
+                raise
     return ends
