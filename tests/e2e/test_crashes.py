@@ -135,6 +135,8 @@ def test_deliveries_of_a_lease_before_a_kill_are_not_repeated(platform, kill):
         before = list(customers.came)
         kill(platform, job)
         customers.end()
+        if kill is kill_jvm:  # the driver notices it after a moment, and holds the checkpoint until then
+            assert job.wait(JOB_TIMEOUT_S) != 0
         if kill is not kill_workers:
             job = platform.start("--lanes", "retry", **waits_for_all)
         assert_eventually(lambda: set(customers.came), lambda got: got == set(ids))
