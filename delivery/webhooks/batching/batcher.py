@@ -156,10 +156,10 @@ def decide(
 
     `arrived` are the segments that came in this micro-batch, in any order. `read` returns the stored segment with a given
     number. A second run with the same arguments sends the same batches. A batch that is due within `look_ahead_ms` is sent now:
-    at the next decision it would be late. Of the endpoints with stored, due events, those with the oldest events come first. A
-    decision sends their events up to `bounds.max_sent_bytes` together, but those of at least one endpoint. The other such
-    endpoints wait for the next decision. Events with an arrival after `now_ms` count as arrived at `now_ms`: the clock was set
-    back since, or another clock is fast. Raise StateUnreadable for a segment of another version.
+    at the next decision it would be late. A decision sends the due events of endpoints with stored events up to
+    `bounds.max_sent_bytes` together, oldest events first, but always those of at least one endpoint. Endpoints that exceed this
+    bound wait for the next decision. An event whose arrival is after `now_ms` counts as arrived at `now_ms`, because the clock
+    was set back since, or another clock is fast. Raise StateUnreadable for a segment of another version.
     """
     return _Batcher(index, read, now_ms, look_ahead_ms, bounds).decide(arrived)
 
@@ -230,7 +230,7 @@ class _Batcher:
         endpoint.oldest_ms = min(endpoint.oldest_ms, batch.oldest_ms, self._now_ms)
 
     def _limit_arrivals(self) -> bool:
-        """Let endpoints whose oldest event arrived in the future wait from now on. Return True if there were any."""
+        """Set the oldest arrival of each endpoint to `now_ms` if it is later than `now_ms`. Return True if there was one."""
         ahead = [endpoint for endpoint in self._index.endpoints.values() if endpoint.oldest_ms > self._now_ms]
         for endpoint in ahead:
             endpoint.oldest_ms = self._now_ms
@@ -244,7 +244,7 @@ class _Batcher:
         2. Endpoints whose events have all arrived in this micro-batch: all of them. Their events are in memory already, and a
            micro-batch is bounded.
 
-        The keys in segments are sorted in the same way, so few segments are decoded at a time.
+        Endpoints are sorted by key in segments too, so few segments are decoded at a time.
         """
         endpoints = self._index.endpoints
         due = [key for key, endpoint in endpoints.items() if key in immediate or endpoint.due_ms <= self._until_ms]

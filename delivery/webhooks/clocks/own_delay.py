@@ -21,9 +21,9 @@ _MAX_READ_BYTES = 512
 class OwnDelay:
     """Measure the delay of the thread in which the object is created, by three cumulative counters.
 
-    Two counters are stall times for CPU and for memory, by Linux's pressure stall information (PSI). They are those of the
-    process's control group, or of the whole machine if the group has no PSI file. The third counter is the thread's time in the
-    run queue. The counters overlap, so the delay is the largest of their increases since the last call.
+    Two counters are stall times for CPU and for memory, by Linux's pressure stall information (PSI). PSI is read for the
+    process's control group, or for the whole machine if the group has no PSI file. The third counter is the thread's time in
+    the run queue. The counters overlap, so the delay is the largest of their increases since the last call.
     """
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:

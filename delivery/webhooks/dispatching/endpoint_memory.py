@@ -20,10 +20,11 @@ from delivery.webhooks.scheduling.response_times import FirstResponses, Response
 class EndpointMemory:
     """The state of endpoints that a worker keeps from task to task, because a rate limit does not end with a micro-batch.
 
-    Three reports concern an endpoint without a response:
+    Three rules hold for an endpoint without a response:
     1. A task waited until the response deadline, in vain: this worker reports the endpoint as late, at once.
-    2. Some worker has reported it as late: this worker hardly waits for it, until it has responded here in its usual time.
-    3. It has sent no response for a given time: this worker reports it as unresponsive, and all workers suppress it.
+    2. Some worker has reported the endpoint as late: this worker hardly waits for it, until the endpoint has responded to this
+       worker in its usual time.
+    3. The endpoint has sent no response for a given time: this worker reports it as unresponsive, and all workers suppress it.
     """
 
     paces: limits.Paces

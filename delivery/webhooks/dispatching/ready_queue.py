@@ -69,8 +69,8 @@ class ReadyQueue(Generic[Sent]):
     def return_crowded(self, ended: Queue[Sent] | None = None) -> None:
         """Let the queue with the fewest requests in flight join the line again, if enough slots are free for it now.
 
-        Queues that wait for their rate or host are not meant. Called for each slot that comes free or is not used, and for each
-        request in flight that ends, with its queue.
+        Only queues that left the line for lack of free slots count, not those that wait for their rate or host. Called for each
+        slot that comes free or is not used, and for each request in flight that ends, with its queue.
         """
         if ended is not None and ended in self._crowded:
             self._crowded.put(ended, ended.in_flight)

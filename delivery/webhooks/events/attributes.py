@@ -21,7 +21,8 @@ MAX_ATTRIBUTES = 32
 MAX_BYTES = 8 * 1024
 """Most bytes of the names and values of one event's further attributes, in UTF-8. The bytes travel through state and topics."""
 NAMED = frozenset({"specversion", "id", "source", "type", "time", "datacontenttype", "tenantid", "subtenantid"})
-"""Names that no further attribute has: these attributes have a field in `Event`, or say how the event is to be read."""
+"""Names that no further attribute may have. An attribute with such a name has a field in `Event`, or says how to read the
+event."""
 JSON_MEMBERS = NAMED | {"data", "data_base64"}
 """Names of members of a structured event that are not further attributes."""
 
@@ -37,7 +38,7 @@ _FURTHER = "attributes besides those that every event has (id, source, type, tim
 
 
 def require_utf8(headers: Iterable[str]) -> None:
-    """Raise EventRejected if the name of a header was not UTF-8. Kafka's clients then give a replacement character instead."""
+    """Raise EventRejected if a header's name was not UTF-8: Kafka's clients put U+FFFD in place of each invalid byte."""
     if any("\ufffd" in name for name in headers):
         raise errors.EventRejected("bad_attribute", "the name of a header is not UTF-8: encode it in UTF-8")
 
@@ -46,7 +47,8 @@ def further_attributes(attributes: Mapping[str, Any], named: frozenset[str]) -> 
     """Return the attributes whose names are not in `named`, in their order, as pairs of a name and a value.
 
     Leave out null values, and an empty `subject` or `dataschema`. Raise EventRejected for an invalid name or value, and for
-    more than MAX_ATTRIBUTES or MAX_BYTES. Called for each CloudEvent. Without further attributes, this is one comparison.
+    more than MAX_ATTRIBUTES or MAX_BYTES. Called for each CloudEvent. For an event without further attributes, the call costs
+    one comparison.
     """
     return () if named.issuperset(attributes) else _checked(attributes, named)
 

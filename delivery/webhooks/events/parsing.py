@@ -354,7 +354,7 @@ def _loads(value: bytes, part: str = "value") -> Any:
 
 
 def at(document: Any, path: tuple[str, ...]) -> Any:
-    """Return the value at a path of field names in a JSON document; None if there is none."""
+    """Return the value at a path of field names in a JSON document; None if the document has no such field."""
     for key in path:
         if not isinstance(document, dict):
             return None

@@ -43,7 +43,7 @@ from delivery import errors
 from delivery.webhooks.filters import operators
 
 MAX_PATTERN_BYTES = 16 * 1024
-"""Most bytes of a pattern as JSON, as Postgres returns it: 1e300 is an integer of 301 digits."""
+"""Most bytes of a pattern in the JSON that Postgres returns. Postgres returns 1e300 as an integer of 301 digits."""
 MAX_DEPTH = 16
 """Most levels of nested objects in a pattern. The branches of `$or` count, operators such as `{"exists": true}` do not."""
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} objects: use fewer levels"

@@ -219,7 +219,7 @@ def _together(alternatives: list[_Key | _Conditions], weigh: Callable[[_Key], fl
 
 _ByPart: TypeAlias = defaultdict[tuple[int | None, int | None], dict[str, list[Item]]]
 _Found: TypeAlias = dict[int, list[Item]]
-"""The lists of items that were found, each once, by their `id`. An array may lead to one list by each of its many elements."""
+"""The lists of items that were found, each once, by their `id`. Many elements of one array may lead to the same list."""
 
 
 def _by_length(keyed: tuple[_Part | _Literal | _Present, Any]) -> int:

@@ -65,7 +65,7 @@ class Ranges(Generic[Item]):
 
 
 class RangeUnion:
-    """All numbers of some ranges. `number in union` costs the same for many ranges as for few, nearly. Immutable."""
+    """All numbers of some ranges. `number in union` costs nearly the same for many ranges as for few. Immutable."""
 
     __slots__ = ("_covered", "_slots")
 
@@ -91,7 +91,7 @@ class _Slots:
         return bisect.bisect_left(self._bounds, number) + bisect.bisect_right(self._bounds, number)
 
     def covered_by(self, range_: Range) -> range:
-        """Return the slots of a range. Its bounds must be among those of the ranges of which the slots were made."""
+        """Return the slots of a range, which must be one of the ranges from which the slots were made."""
         first = 0 if range_.lower is None else self.of(range_.lower) + (not range_.has_lower)
         end = self.count if range_.upper is None else self.of(range_.upper) + range_.has_upper
         return range(first, end)

@@ -31,9 +31,9 @@ MAX_DECIMAL_BYTES = 415
 """Most bytes of a decimal's number: about 1,000 digits. The time of their conversion grows with the square of the bytes."""
 _VALUE = "value"
 _WRAPPER = "fanout_Wrapper"
-"""Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. Without
-the record, fastavro would parse the schema again for each value, and would then not know the types of references. The name has
-no namespace, because the schema would get it, and its references would not."""
+"""Name of the record that `compiled` puts around each schema. A record with one field is encoded like the field. Without the
+record, fastavro would parse the schema again for each value, and would then not know the types of references. The name has no
+namespace, because the schema would inherit the namespace, and its references would not."""
 
 
 def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:

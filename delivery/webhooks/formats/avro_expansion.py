@@ -2,10 +2,10 @@
 
 Runs in the executors, the archive and the commands.
 
-JSON has the names of a record's fields, and Avro has not. A record has no bytes of its own in Avro: its fields have them. So an
-empty body can be a record of a record of thousands of records without fields, and a body of a few hundred bytes can become
-hundreds of megabytes of JSON. The module bounds the JSON of a body by the length of the body. If the bound is too large, the
-module counts the JSON of this body before fastavro reads it.
+In JSON, a record contains the names of its fields. In Avro, it contains only the values of its fields. So an empty body can be
+a record of a record of thousands of records without fields, and a body of a few hundred bytes can become hundreds of megabytes
+of JSON. The module bounds the JSON of a body by the length of the body. If the bound is too large, the module counts the JSON
+of this body before fastavro reads it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ import orjson
 from delivery import errors
 
 MAX_NODES = 10_000
-"""Most records and nulls in a value of one type, beyond _NODES_PER_BYTE for each byte. A schema with more is refused."""
+"""Most records and nulls in a value of one record type, besides _NODES_PER_BYTE for each byte that the value needs in Avro. A
+schema that allows more is refused."""
 _NODES_PER_BYTE = 10
-"""Records and nulls that a schema may have for each byte that its values need."""
+"""Records and nulls that a value may have, besides MAX_NODES, for each byte that the value needs in Avro."""
 MAX_JSON_BYTES = 2**20
-"""Bytes of JSON above which a body is refused before its conversion, if they are counted. Above the largest allowed
-`source.max_event_bytes`."""
+"""Most bytes of JSON of a body whose JSON is counted. A body with more is refused before its conversion. The number is above
+the largest allowed `source.max_event_bytes`."""
 MAX_UNCOUNTED_BYTES = 2**23
-"""Bound of a body's JSON, by its length, up to which the JSON is not counted. To convert so much takes about one second and
-150 MB. A body of 262,144 bytes is within the bound if no byte can be more than 32 bytes of JSON."""
+"""The length of a body gives an upper bound of its JSON, in bytes. If this upper bound is at most MAX_UNCOUNTED_BYTES, the JSON
+is not counted. To convert so many bytes takes about one second and 150 MB. For a body of 262,144 bytes, the JSON is not counted
+if no byte can become more than 32 bytes of JSON."""
 _NULL_BYTES = 4
 """Number of bytes that `null` takes in JSON. `true` takes as many."""
 _QUOTES = 2
@@ -43,7 +45,7 @@ _MAX_VARINT_BITS = 70
 
 
 class _Type:
-    """A type of the schema, as far as it counts."""
+    """A type of the schema, reduced to the numbers by which its JSON is counted."""
 
     __slots__ = ("json_bytes", "kind", "least_bytes", "name", "parts", "symbols")
 
@@ -52,9 +54,9 @@ class _Type:
         self.json_bytes = json_bytes
         """Least bytes of JSON of a value, without its parts."""
         self.least_bytes = least_bytes
-        """Least bytes of a value in Avro, without its parts. All bytes, if the kind is _FIXED."""
+        """Least bytes of a value in Avro, without its parts. For the kind _FIXED, each value has exactly this many bytes."""
         self.name = name
-        """Name of a record. "null": the type is null. Empty: another type, or an entry."""
+        """Name of a record. "null": the type is null. Empty: another type, or the entry of an array or a map."""
         self.parts: list[_Type] = []
         """Fields of a record, last first. Branches of a union. The entry of an array or a map, as a record."""
         self.symbols: list[int] = []
@@ -87,12 +89,14 @@ class AvroExpansion:
         """None: the type is being examined."""
         self._recursive: set[_Type] = set()
         self._per_byte = 0.0
-        """Most bytes of JSON for a byte of a body, by the types in unions, arrays and maps. All others are there once."""
+        """Most bytes of JSON that a byte of a body can become, by the types in unions, arrays and maps. A body has the other
+        types only once, in `_once`."""
         self._without_bytes = 0
-        """Most bytes of JSON of an entry whose only bytes are those of a recursive type in it."""
+        """Most bytes of JSON of an entry of an array or map in which only a recursive type has bytes."""
         self._root = self._type(schema)
         self._once = min(self._size(self._root).json_bytes, MAX_UNCOUNTED_BYTES + 1)
-        """Bytes of JSON that each body has. At most just above the bound, because a float cannot have very large numbers."""
+        """Bytes of JSON that each body has outside unions, arrays and maps. Cut just above MAX_UNCOUNTED_BYTES, because a
+        larger integer might not fit into a float."""
         for part in self._recursive:
             nodes, json_bytes, least_bytes = self._size(part)
             self._note(_Size(nodes, json_bytes + self._without_bytes, max(1, least_bytes)))
@@ -205,9 +209,9 @@ def _text_bytes(schema: Mapping[str, Any]) -> int:
 
 
 def _left(root: _Type, body: bytes, left: int) -> int:
-    """Return how many of `left` bytes of JSON are left after the value in `body`. Below 0: too few.
+    """Subtract the bytes of JSON of the value in `body` from `left`, and return the rest. Below 0: the JSON is too large.
 
-    The count ends when nothing is left. Raise IndexError or ValueError if the body is broken.
+    The count ends when the rest is below 0. Raise IndexError or ValueError if the body is broken.
     """
     waiting, position = [(root, 1)], 0
     while waiting and left >= 0:

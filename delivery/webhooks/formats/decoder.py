@@ -31,8 +31,8 @@ UNKNOWN_S = 30.0
 the same wrong id."""
 AWAY_S = 3.0
 """Seconds for which the schema registry is not asked again after it gave no usable answer. If it refused one schema only, it is
-not asked again for this schema. Otherwise the records of hundreds of partitions would wait for it one after another, each for
-`Access.wait_s` or longer."""
+still asked for other schemas. Without this pause, the records of hundreds of partitions would wait for the schema registry one
+after another, each for `Access.wait_s` or longer."""
 _CONTENT_TYPE = "content-type"
 
 

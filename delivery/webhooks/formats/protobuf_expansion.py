@@ -2,9 +2,10 @@
 
 Runs in the executors, the archive and the commands.
 
-JSON has each field without presence of each message. So an empty message of two bytes becomes as many bytes of JSON as its
-fields' names have, and more in memory. A value of a few hundred compressed bytes can have 100,000 such messages. The module
-counts before Protobuf parses a value. It reads only values of schemas and sizes that could become too large.
+In JSON, each message has all its fields without presence, even if they are not set. So an empty message of two bytes becomes as
+many bytes of JSON as its fields' names have, and more in memory. A value of a few hundred compressed bytes can have 100,000
+such messages. The module counts the JSON before Protobuf parses a value. A value is counted only if its schema and its size
+allow too much JSON.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from delivery import errors
 MAX_JSON_BYTES = 2**20
 """Bytes of JSON above which a value is refused before its conversion. Above the largest allowed `source.max_event_bytes`."""
 _FIELDS_PER_BYTE = 8
-"""Number of a message's fields that count as a byte of JSON. Parsed, a message has up to 16 bytes for each field that its type
-has, also for fields with presence, which JSON leaves out. So a value within MAX_JSON_BYTES has at most some 128 MiB."""
+"""Number of fields of a message's type that count as at least one byte of JSON. A parsed message takes up to 16 bytes of memory
+for each field of its type, also for fields with presence, which JSON leaves out. So a value within MAX_JSON_BYTES has at most
+some 128 MiB."""
 _MAX_NESTED_ANY = 100
 """Most messages of `google.protobuf.Any` nested in one another. Protobuf has the same limit for messages."""
 _FIELD_OVERHEAD = 5
@@ -27,7 +29,7 @@ _FIELD_OVERHEAD = 5
 _NAME_OVERHEAD = 3
 """Bytes of the name of an enum's value in JSON beside the name: two quotation marks and a comma."""
 _SHORT = 2
-"""Least bytes in JSON of a message, with its comma, if the type has a JSON of its own."""
+"""Least bytes in JSON of a message, with its comma, if its type is in _OWN_JSON."""
 _ENTRY = 5
 """Least bytes in JSON of a map's entry."""
 _ANY = "google.protobuf.Any"
@@ -42,7 +44,8 @@ _OWN_JSON = frozenset(
 _VARINT, _DELIMITED, _GROUP, _END_GROUP = 0, 2, 3, 4
 """Wire types."""
 _FIXED_BYTES = (0, 8, 0, 0, 0, 4, 2**31, 2**31)
-"""Bytes of a value by its wire type, if the type has a fixed number; no value has the last two types, so the count ends."""
+"""Bytes of a value, by wire type; 0 for a type whose values differ in length. The wire types 6 and 7 do not exist: their number
+is beyond the end of any body, so the count ends there."""
 _MAX_VARINT_BITS = 70
 """Most bits of a varint: ten bytes of seven bits. Protobuf refuses longer ones."""
 _TAG_MASK = 2**32 - 1
@@ -212,9 +215,9 @@ def _inner(message: Any) -> list[Any]:
 
 
 def _left(plan: _Plan, body: bytes, left: int) -> int:
-    """Return how many of `left` bytes of JSON are left after the messages and enums of `body`. Below 0: too few.
+    """Subtract the bytes of JSON of the messages and enums in `body` from `left`, and return the rest. Below 0: too large.
 
-    The count ends when nothing is left, and at the first broken byte: there Protobuf refuses the body.
+    The count ends when the rest is below 0. It also ends at the first broken byte, because Protobuf refuses such a body.
     """
     parts: Mapping[int, _CountedField] = plan.parts
     around: list[tuple[Mapping[int, _CountedField], int]] = []

@@ -2,7 +2,7 @@
 
 Runs in the executors, the archive, the commands and the driver, never in the event loop: each call may wait. Only two answers
 are usable for a record: a schema, and an error code in NOT_FOUND. After every other answer the record waits. So a wrong
-password never rejects a record. Some of these answers concern one schema only: see OF_ALL_SCHEMAS.
+password never rejects a record. A refusal concerns one schema only, unless its status is in OF_ALL_SCHEMAS.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class RegistryClient:
         """Find out whether the schema registry answers: ask for schema 1 and the schemas that schema 1 needs, without retries.
 
         Return True for a usable answer; the answer that schema 1 does not exist is usable. Return False for status 403: this
-        login may not read schema 1, but perhaps schemas of its own. Raise SchemaRegistryUnavailable for any other answer, and
-        for none.
+        login may not read schema 1, but may be allowed to read other schemas. Raise SchemaRegistryUnavailable for any other
+        answer, and for none.
         """
         try:
             self._schema(1)
@@ -133,7 +133,7 @@ class RegistryClient:
 def _may_pass(failure: BaseException) -> bool:
     """Return True if a repeated read may succeed soon.
 
-    After the refusal of one schema the read is not repeated. Otherwise records with many such schemas would keep all other
+    After the refusal of one schema the read is not repeated. Otherwise records with many refused schemas would keep all other
     records of a task waiting, each for `Access.wait_s`.
     """
     return isinstance(failure, errors.SchemaRegistryUnavailable) and not failure.is_of_schema

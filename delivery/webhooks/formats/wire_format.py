@@ -37,8 +37,9 @@ def is_framed(value: bytes) -> bool:
 def frame_of(value: bytes) -> Frame:
     """Return the schema's id and the body of a value that begins with a zero byte.
 
-    Raise EventRejected if the value is too short, or if the id is above MAX_SCHEMA_ID. The schema registry answers such an id
-    with a 404 that `registry_client` takes for an outage. Without this check, the record would wait for ever.
+    Raise EventRejected if the value is too short, or if the id is above MAX_SCHEMA_ID. For an id above MAX_SCHEMA_ID, the
+    schema registry returns a 404 that `registry_client` takes for an outage. Without this check, the record would wait for
+    ever.
     """
     if len(value) < FRAME_BYTES:
         raise errors.EventRejected(

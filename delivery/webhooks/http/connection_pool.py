@@ -1,7 +1,7 @@
 """Keep a bounded number of connections open between requests. Only requests with equal origins share a connection.
 
 An origin is a scheme, host and port with a customer and a TLS context. Runs in the event loop of a worker, of the API or of a
-command. The only module that uses aiohttp's internal interfaces, for which aiohttp is pinned (docs/adr/0003). aiohttp's
+command. Only this module uses aiohttp's internal interfaces, because of which aiohttp is pinned (docs/adr/0003). aiohttp's
 connector looks up names, connects and sets up TLS. The limit of aiohttp's own pool leaves out idle connections. With 10,000
 endpoints that pool would need too many file descriptors.
 """

@@ -20,10 +20,10 @@ MAX_EXTENSION_S = 8.0
 """Most seconds that own delay (this process waits for CPU or memory) adds to an attempt's timeout. Bounded, because a worker
 that ends waits for its attempts."""
 ENOUGH_S = 5.0
-"""Seconds by the endpoint clock. An exchange that ends at its extended timeout counts as the endpoint's delay if the endpoint
-had at least so many seconds."""
+"""Seconds by the endpoint clock. If an exchange ends at its extended timeout, the endpoint took too long if the endpoint had at
+least this time to respond. Otherwise the delay is our own."""
 ENOUGH_SHARE = 1 / 3
-"""The same bound as a share of the timeout. The larger of the two bounds holds."""
+"""The bound of ENOUGH_S as a share of the timeout. The larger of ENOUGH_S and this share holds."""
 
 Deadline = tuple[float, float, float]
 """Two times at which an exchange ends, and a third that says whose delay it was, in seconds:

@@ -54,8 +54,8 @@ class HttpConnection(asyncio.Protocol):
         self.should_close = False
         """True if the connection can take no further request.
 
-        One reason is a response that was complete before its request was sent (RFC 9112, section 9.3). The rest of the request
-        waits in the transport. A server that never reads would get the next request added to it, without bound.
+        One reason is a response that was complete before its request was sent (RFC 9112, section 9.3). The rest of its request
+        waits in the transport. If a server never reads, the bytes of each further request would wait there too, without bound.
         """
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []

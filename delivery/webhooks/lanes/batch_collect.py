@@ -48,9 +48,11 @@ class _DueBatches(NamedTuple):
 class Collected:
     """The result of one call of `Collector.add` or `Collector.finish`.
 
-    `rows`: segments, also with events of earlier calls; from `add`, only with full batches. From `finish`, the rows can be read
-    once, because each segment is made when it is read. `results`: from `add`, the skips and rejections of its own records; from
-    `finish`, the receipts, paused partitions and numbers of the whole task.
+    `rows`: segments, which may have events of earlier calls of `add`. `add` returns segments of full batches only. The rows
+    that `finish` returns can be read once, because each segment is made when it is read.
+
+    `results`: `add` returns the skips and rejections of the records of this call. `finish` returns the offset receipts, the
+    paused partitions, and the numbers of reused ids and invalid times of the whole task.
     """
 
     rows: Iterable[SegmentRow] = field(default_factory=list)
@@ -86,7 +88,8 @@ class Collector:
         self._shards = shards
         self._immediate_flush_ms = immediate_flush_s * 1000
         self._open: dict[tuple[EndpointId, CustomerId], segment.PendingBatch] = {}
-        """With cached look-ups, events of one task may be due to a deleted endpoint, and to another customer's with its id."""
+        """Pending batches that are not full, by endpoint and customer. With cached look-ups, events of one task may be due to a
+        deleted endpoint, and to a new endpoint of another customer with the same id."""
         self._batch_counts: collections.Counter[EndpointId] = collections.Counter()
         """Number of full batches so far, by endpoint."""
         self._closed: dict[int, list[segment.PendingBatch]] = {}

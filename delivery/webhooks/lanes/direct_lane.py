@@ -37,7 +37,7 @@ class DirectLane:
 
     Every record has one of three results:
     1. The record is rejected.
-    2. The record is returned as a batch record, which holds several events.
+    2. The record is returned as a batch record, which holds one or more events.
     3. Each delivery of the record is skipped, delivered, dead-lettered or deferred to the retry lane.
 
     `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the
@@ -72,7 +72,7 @@ class DirectLane:
 
     @property
     def paused(self) -> Mapping[tuple[str, int], int]:
-        """By paused partition, the offset of its first record that is left out."""
+        """Return, for each paused partition, the offset of its first record that is left out."""
         return self._intake.paused
 
     async def submit(self, records: Iterable[Record]) -> Results:

@@ -38,7 +38,7 @@ result is in Kafka."""
 MAX_WAITING = 500
 """When this many records wait for the event loop, the task's thread stops reading, and so does Spark's source."""
 MAX_UNWRITTEN = 200
-"""When this many SliceResults, those of some 10 s, wait for Kafka, no record is read: a crash would repeat their deliveries."""
+"""When this many SliceResults (of some 10 s) wait for Kafka, no record is read: a crash would repeat their deliveries."""
 UNFORESEEN = (
     "an unforeseen error in a task of lane realtime: the task fails, and the lane restarts its query. Nothing is lost. Send "
     "this traceback to the maintainers of the platform"
@@ -321,7 +321,7 @@ class RealtimeSlices:
             self.fail(fault)
 
     async def _finish_slice(self, ending: _OpenSlice, before: Sequence[asyncio.Task[None]]) -> None:
-        """Queue the remaining results of a slice, and its receipts when `before`, the asyncio tasks of earlier slices, ended.
+        """Queue the remaining results of a slice. Queue its receipts when the tasks in `before`, of earlier slices, have ended.
 
         The receipts wait, because a restarted query continues at the first gap between receipts. Records behind the gap would
         be read again and have two receipts. A failed lane queues no receipts.

@@ -31,9 +31,9 @@ from delivery.webhooks.scheduling import host_limits, limits
 log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
-"""Seconds after the start of a lease in which its attempts may begin. So a lease ends at most LEASE_S and one timeout after its
-start. Own delay (the worker waits for CPU or memory) extends this time. A lease never expires while one of its attempts is in
-flight."""
+"""Seconds after the start of a lease in which its attempts may begin. So a lease ends at most LEASE_S and one timeout of an
+attempt after its start. Own delay (the worker waits for CPU or memory) extends this timeout. A lease never expires while one of
+its attempts is in flight."""
 
 
 class LeaseResults(NamedTuple):

@@ -29,7 +29,8 @@ from delivery.webhooks.state import chunking
 
 BATCH_BYTES_AT_ONCE = 1024 * 1024
 """Most bytes of batches that are read before the results so far are written. A larger batch is read alone. With a bound of 16
-batches instead, results of small batches were written each 7 ms: a quarter of the work on these batches (docs/benchmarks/)."""
+batches instead, results of small batches were written each 7 ms, which took a quarter of the work on these batches
+(docs/benchmarks/)."""
 IDLE_CHECK_S = 0.02
 """Seconds between two checks of an ending worker for attempts in flight."""
 
@@ -62,9 +63,9 @@ class Worker:
     def begin_task(self, driver_s: float | None, workers: int | None = None) -> None:
         """Prepare for a task: freeze live objects, sometimes after a garbage collection (`gc_tuning`); apply the parameters.
 
-        Called before any other method of the task. `driver_s` is the driver's time when it created the task, in seconds since
-        the epoch. None: `now_s` is not corrected, because the task serves several micro-batches. `workers` is the number of
-        workers that share the limits of hosts and endpoints. None: unchanged.
+        Called before any other method of the task. `driver_s` is the driver's time when the driver created the task, in seconds
+        since the epoch. None: `now_s` is not corrected, because the task serves several micro-batches. `workers` is the number
+        of workers that share the limits of hosts and endpoints. None: unchanged.
         """
         self._collector.freeze()
         if driver_s is not None:

@@ -246,9 +246,10 @@ class LeaseInFlight:
 
         `parts` says which events are skipped, and which become dead letters.
         1. The entry is readable: record all outcomes.
-        2. The entry is unreadable: record no outcome, and requeue the entry with a wait of DEFER_FAULTY_S.
-        3. As 2, but the lease is given up, and its entries cannot wait. Write the events of each unreadable part to the
-           rejected topic, and record the outcomes of the other parts.
+        2. The entry is unreadable, and the lease is not given up: record no outcome, and requeue the entry with a wait of
+           DEFER_FAULTY_S.
+        3. The entry is unreadable, and the lease is given up, so that its entries cannot wait. Write the events of each
+           unreadable part to the rejected topic, and record the outcomes of the other parts.
         """
         entry, lease = self.message.entries[place], self.message
         outcomes: list[Outcome[Any]] = []

@@ -26,8 +26,9 @@ MAX_RATE_WAIT_S = 30.0
 to retry_lane.LEASE_S: a backlog with a low rate is leased about twice a minute, instead of in each micro-batch. A longer wait
 could waste the share of another worker, which may get the next lease."""
 CHECKS_PER_REQUEST = 4
-"""Leases that look for a worker with a free share of the rate, for each request that the whole rate allows. With 8 workers and
-0.2 requests a second, one such lease for each request halved the rate."""
+"""Number of leases of a waiting entry for each request that the endpoint's rate over all workers allows. Each lease may go to
+another worker, whose share of the rate is free. With 8 workers and a rate of 0.2 requests a second, one lease for each request
+halved the rate."""
 
 
 class LeaseSender(Protocol):
@@ -99,12 +100,15 @@ class LeaseRunner:
     async def attempt_all(self, lease: LeaseInFlight) -> None:
         """Attempt the waiting entries: in parallel up to the endpoint's limit, or one after the other if the lease is ordered.
 
-        Entries whose attempt cannot begin by `lease.until` stay in `lease.waiting`. So do all entries that still wait when the
-        lease is stopped, for example because its endpoint was changed, because an attempt of an ordered lease failed, or
-        because a response asked to wait (`Retry-After`), which stops all leases of the endpoint. If
-        the next request may go only after `lease.until`, `lease.finish` requeues the entries until then, at most for the
-        shorter of MAX_RATE_WAIT_S and `_recheck_s`. After that another worker may get the lease.
-        If `stop` was called before, attempt nothing.
+        Entries whose attempt cannot begin by `lease.until` stay in `lease.waiting`. All entries that still wait when the lease
+        is stopped stay there too. Three examples of a stop:
+        1. The lease's endpoint was changed.
+        2. An attempt of an ordered lease failed.
+        3. A response asked to wait (`Retry-After`): this stops all leases of the endpoint.
+
+        If the endpoint's rate allows the next request only after `lease.until`, `lease.finish` requeues the entries until that
+        request may go, at most for the shorter of MAX_RATE_WAIT_S and `_recheck_s`. Then another worker may get the lease. If
+        `stop` was called before, attempt nothing.
         """
         if self._is_stopping:
             return

@@ -111,7 +111,8 @@ class Disposition(NamedTuple):
 def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_work.CompletedKeys, now_ms: int) -> Triage:
     """Return the decision about each entry of a lease.
 
-    Cases 1 and 2 come first. Otherwise case 3 decides which events of an entry are skipped, and case 4 or 5 about the others.
+    Cases 1 and 2 come first. Otherwise case 3 decides which events of an entry are skipped, and case 4 or 5 decides about its
+    other events.
 
     1. The endpoint is quarantined, paused or disabled: all entries of its delivery mode are requeued.
     2. The worker's registry lacks the endpoint, a subscription or a tenant of an entry's events, and may be older than the
@@ -181,8 +182,8 @@ def is_poison(entry: retry_messages.RetryEntry, attempt: Attempt, accepted_ms: i
     """Return True if a failed `attempt` may say more about the entry's events (a poison message) than about the endpoint.
 
     The entry's attempt before failed too, and a report or hint of `accepted_ms` says that the endpoint has accepted another
-    request since. Both attempts failed with a class in EVENT_DEPENDENT. The shard believes it once after each acceptance
-    (`Window.apply_report`).
+    request since. Both attempts failed with a class in EVENT_DEPENDENT. After an acceptance by the endpoint, the shard ignores
+    the poison failures of one report only (`Window.apply_report`).
     """
     if not entry.history or attempt.error_class not in EVENT_DEPENDENT:
         return False

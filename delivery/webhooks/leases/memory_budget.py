@@ -28,8 +28,8 @@ class MemoryBudget:
     async def wait_for_room(self, lease: retry_messages.Lease, wait_for_any: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until other leases have ended and `lease` fits; return True. Return False if no lease ends in time.
 
-        `wait_for_any` waits for the end of any lease in flight, and returns False if none has ended in time. After a False, no
-        lease waits until `finish_task` is called: a lease that does not fit gets False at once.
+        `wait_for_any` waits for the end of any lease in flight, and returns False if none has ended in time. After a False,
+        each lease that does not fit gets False at once, without a wait, until `finish_task` is called.
         """
         while not self.has_room(lease):
             if self._is_exhausted:

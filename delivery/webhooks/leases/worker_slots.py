@@ -33,7 +33,7 @@ class WorkerSlots:
 
     @contextlib.asynccontextmanager
     async def slot(self, endpoint_id: EndpointId, within_s: float) -> AsyncIterator[bool]:
-        """Hold a slot for a request to the endpoint within the block. False: none came free within `within_s` seconds."""
+        """Hold a slot for a request to the endpoint in the block. Yield False if none comes free within `within_s` seconds."""
         has_slot = self.has_room(endpoint_id)
         if has_slot:
             self._take(endpoint_id)
@@ -62,7 +62,7 @@ class WorkerSlots:
         return given.done()
 
     def _leave(self, endpoint_id: EndpointId, given: asyncio.Future[None]) -> None:
-        """Forget a caller that waits no more, unless it was given a slot, and so is forgotten already."""
+        """Forget a caller that waits no more. A caller that was given a slot is forgotten already."""
         if not given.done():
             self._waiting[endpoint_id].remove(given)
             self._forget_if_nobody_waits(endpoint_id)
@@ -83,7 +83,7 @@ class WorkerSlots:
         self._give_free()
 
     def _change(self, endpoint_id: EndpointId, by: int) -> None:
-        """Change the number of slots that the endpoint holds. If it waits, it goes to the end of the line of this number."""
+        """Change the number of slots that the endpoint holds. If it waits, put it behind the endpoints with as many slots."""
         self._held[endpoint_id] += by
         if endpoint_id in self._line:
             self._line.put(endpoint_id, self._held[endpoint_id])

@@ -45,8 +45,8 @@ JITTER = 0.2
 together."""
 LOCAL_WAIT_S = 5.0
 """Seconds before the next attempt in the retry lane after a LocalFailure (a fault of the platform) or a 410 of the endpoint.
-After several LocalFailures in a row, this many seconds for each. Also the wait of an entry for which a worker has no memory,
-and the shortest wait for a newer registry."""
+After n LocalFailures in a row, the wait is n times as long, up to MAX_LOCAL_WAITS times. Also the wait of an entry for which a
+worker has no memory, and the shortest wait for a newer registry."""
 MAX_LOCAL_WAITS = 10
 """Most LocalFailures in a row that lengthen a wait."""
 MAX_BEHIND_S = 300.0

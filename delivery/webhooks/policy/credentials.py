@@ -64,7 +64,8 @@ _PATTERNS = (
 """Patterns by the word with which each match begins, in lower case. Few bodies have such a word, and looking for it is cheap.
 
 The groups of a match are the credentials. Repetitions are possessive or bounded, or no part after them can fail, so that no
-body takes quadratic time. No group is possessive: Python before 3.11.5 continues at a wrong place after one (gh-106052)."""
+body takes quadratic time. A repetition of a group is possessive only if nothing in the group backtracks: otherwise Python
+before 3.11.5 continues at a wrong place (gh-106052)."""
 MAX_WORDS = 32
 """Most occurrences of words of `_PATTERNS` in a text. A text with more occurrences counts as one credential. An ordinary error
 page of 1 KiB has fewer than ten. Each word takes up to 2 µs."""

@@ -31,8 +31,8 @@ _HEAD_CHARS = 64
 _AHEAD_BYTES = 4 * _HEAD_CHARS
 """Number of bytes behind the kept bytes that are searched too, so that a secret that begins in the kept bytes is found."""
 _ESCAPED_HEAD_CHARS = 32
-"""As _HEAD_CHARS, of a secret that is looked for between escapes. An escape has up to 8 bytes, so this head is within
-_AHEAD_BYTES."""
+"""Number of a secret's first characters that are looked for after the escapes of a text were decoded. An escape has up to 8
+bytes, so these characters are within _AHEAD_BYTES."""
 _ESCAPES = {
     spelling: chr(code).lower()
     for code in range(0x20, 0x7F)
@@ -50,7 +50,8 @@ _ESCAPE_PATTERNS = {
     (False, True): re.compile(f"({_HTML_ESCAPE})"),
     (True, True): re.compile(f"({_JSON_ESCAPE}|{_HTML_ESCAPE})"),  # takes 20 times as long, because it begins with no literal
 }
-"""Patterns of _ESCAPES for a text that may have them in JSON, and for one that may have them in HTML."""
+"""Patterns that find _ESCAPES in a text, by two booleans: the text may have escapes of JSON, and it may have escapes of
+HTML."""
 _CONTROLS = {*range(32), 127} - {*b"\t\n\r"}
 _CONTROL_TO_INVALID = bytes(0xFF if byte in _CONTROLS else byte for byte in range(256))
 """Replaces ASCII control characters, except tab, LF and CR, by a byte that is never UTF-8, so that decoding replaces them."""
@@ -97,7 +98,7 @@ def _known_places(lower: str, secrets: Iterable[str], max_bytes: int) -> list[tu
     A secret is looked for as it is, in JSON, in a URL and in HTML (`_forms`). If the text has escapes such as `\u002b` or
     `&#43;`, each secret is also looked for in the text without them: libraries differ in the characters that they escape.
     Secrets shorter than MIN_SECRET_CHARS are left out. Of each secret, the first `max_bytes` + _AHEAD_BYTES characters count.
-    If there are more than MAX_PLACES, more than MAX_PLACES are returned, but not all.
+    If a text has more than MAX_PLACES places, more than MAX_PLACES of them are returned, but perhaps not all.
     """
     longest = max_bytes + _AHEAD_BYTES
     forms = [form for secret in secrets if len(secret) >= MIN_SECRET_CHARS for form in _forms(secret[:longest])]

@@ -59,7 +59,7 @@ class Counters:
     """Seconds in which the worker processes waited for their own machines (delivery.webhooks.scheduling.endpoint_clock)."""
     reused_ids: int = 0
     """Events that were due to a subscription, and had the source and id of an earlier event but another payload. An estimate,
-    without the events that were rejected for it (`delivery.webhooks.routing.seen_ids`)."""
+    without the events that were rejected for their reused id (`delivery.webhooks.routing.seen_ids`)."""
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced by the time at which Kafka appended the record."""
     taken_apart: int = 0

@@ -45,8 +45,8 @@ the fixed costs of a record."""
 
 MAX_ENTRY_BYTES = 900_000
 """Most bytes of a batch's log entry, which names the subscription and the place of each event. A larger entry is divided. By
-default a topic of Kafka takes records of 1 MiB. A record that it refuses would stop the lane, and the batch would be sent again
-and again."""
+default a topic of Kafka takes records of 1 MiB. A record that Kafka refuses would stop the lane, and the batch would be sent
+again and again."""
 
 MAX_POSTPONED_BYTES = 64 * 1024
 """Most bytes of retry entries in one record. A larger entry has a record of its own."""
@@ -186,7 +186,7 @@ _Log = collections.defaultdict[tuple[EndpointId, CustomerId, str], list[bytes]]
 def _log(results: Results) -> _Log:
     """Return the encoded log entries: one for each attempt in `Outcome.attempts`, or several for an attempt of a huge batch.
 
-    A delivery or batch without such an attempt has one entry, with the reason of its outcome.
+    A delivery or batch without an attempt in `Outcome.attempts` has one entry, with the reason of its outcome.
     """
     log: _Log = collections.defaultdict(list)
     for outcome in results.outcomes:
@@ -199,7 +199,7 @@ def _log(results: Results) -> _Log:
 
 
 def _encoded_entries(batch: BatchOutcome) -> Iterator[bytes]:
-    """Yield the encoded log entries of a batch. If one has more than MAX_ENTRY_BYTES, each half of the events has its own."""
+    """Yield the encoded log entries of a batch; of each half of its events if an entry would exceed MAX_ENTRY_BYTES."""
     encoded = list(map(log_records.encode_entry, log_rows.entries_of_batch(batch)))
     if len(batch.outcome.delivery.events) > 1 and max(map(len, encoded)) > MAX_ENTRY_BYTES:
         for half in log_rows.halves(batch):

@@ -47,7 +47,8 @@ class EndpointState(msgspec.Struct, array_like=True):
     name."""
     completed: dict[bytes, int] = {}
     """When the shard read the completion of a background attempt without an entry in the timer wheel, by the attempt's name.
-    The entry has not arrived yet, because a worker writes entry and completion on two threads. Or it is retried already."""
+    Either the attempt's entry has not arrived yet, because a worker writes entry and completion on two threads. Or the entry
+    has left the timer wheel, and is retried already."""
 
     def free_slots(self, policy: ShardPolicy) -> int:
         """Return how many more requests to the endpoint may begin. 0 or less: none.

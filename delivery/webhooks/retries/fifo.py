@@ -31,12 +31,13 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     waiting: int = 0
     """Number of entries, including leased entries and entries that still wait in the timer wheel."""
     lease: int = 0
-    """Number of the FIFO's last lease. If it had no lease yet: number of the shard's last lease when the FIFO was created."""
+    """Number of the FIFO's last lease. If the FIFO had none yet: number of the shard's last lease when the FIFO was created."""
     leased: int = 0
     """Number of leased entries, always the first entries of the FIFO. 0: there is no lease."""
     unreported_since_ms: int = 0
-    """Time of the first decision after the FIFO's last lease that had no report of this lease. 0: there was no such decision
-    yet. `lease_timeout_s` counts from this time, because a worker may get a lease long after the shard has decided on it."""
+    """Time of the first decision that found no report of the FIFO's last lease. 0: no decision has looked for this report in
+    vain yet. `lease_timeout_s` counts from this time, because a worker may get a lease long after the shard has decided on
+    it."""
     not_before_ms: int = 0
     """Earliest time of the first entry's next attempt. The entries behind the first one wait as well. 0: unknown."""
     slices: list[segment_store.SegmentSlice] = []

@@ -2,11 +2,11 @@
 
 Runs in the executors; `report_interval_s` also on the driver. Pure, except for random intervals: the caller passes the time.
 
-The retry lane reports endpoints that accept nothing, and the driver disables these endpoints. The other lanes report
-deliveries that an endpoint did not accept: by retry entries, or by hints if these deliveries are given up. A report for each
-success would cost as much as the delivery's own record. So the retry lane names the endpoints that failed last, as far as it
-knows, and each worker reports the next acceptance of these. An endpoint that accepts some events and refuses others is then
-known to be healthy (`lease_triage.is_poison`).
+The retry lane reports endpoints that accept nothing, and the driver disables these endpoints. The other lanes report deliveries
+that an endpoint did not accept: by retry entries, or by hints if these deliveries are given up. A report for each success would
+cost as much as the delivery's own record. So the retry lane names the endpoints that failed last, as far as it knows, and each
+worker reports the next acceptance of these endpoints. An endpoint that accepts some events and refuses others is then known to
+be healthy (`lease_triage.is_poison`).
 """
 
 from __future__ import annotations

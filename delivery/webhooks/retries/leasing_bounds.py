@@ -13,7 +13,7 @@ from delivery.webhooks.state import segment_store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasingBounds:
-    """The bounds of one decision. `fifo`, `timer_wheel` and `resends` give the reasons for the bounds that they define."""
+    """The bounds of one decision. They limit the memory and the time that one decision takes."""
 
     max_leased_bytes: int = 64 * 1024 * 1024
     """Maximum of bytes of entries (RetryEntry.written_bytes) that one decision leases or gives up as expired. The last lease

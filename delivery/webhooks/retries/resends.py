@@ -76,7 +76,7 @@ class Search:
         return self._room <= 0
 
     def count_read(self, items: list[bytes]) -> None:
-        """Count the bytes of stored entries that the caller has read to find what a resend asks for. The search is bounded."""
+        """Count the bytes of the stored entries that the caller has read for this search, until it `is_exhausted`."""
         self._room -= sum(map(len, items))
 
     def finds(self, owner: str, waiting: retry_messages.RetryEntry, *, is_in_flight: bool) -> bool:

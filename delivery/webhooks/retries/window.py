@@ -19,15 +19,16 @@ from delivery.webhooks.scheduling import circuit_breaker
 INITIAL_WINDOW = 8
 """Requests that may be in flight to an endpoint of which the shard remembers no report."""
 RECOVERED_WINDOW = 64
-"""Size of the window from which on an endpoint counts as recovered from a back-off. A smaller `max_lease_entries` counts
-instead. Until then the endpoint is suppressed while entries without an order key wait."""
+"""Size of the window from which on an endpoint counts as recovered from a back-off. If `max_lease_entries` is smaller, the
+endpoint counts as recovered from that size on. Before it has recovered, the endpoint is suppressed while entries without an
+order key wait."""
 NEVER_MS = 2**62
 """A time that never comes, in ms since the epoch."""
 KNOWLEDGE_MS = 60_000
-"""Milliseconds for which the retry lane's own knowledge of an endpoint counts as new, from the report of a lease on. During a
-back-off of the endpoint, they begin at the back-off's end. Until they are over (`Window.known_until_ms`), deferrals by other
-lanes start no back-off, because their reasons may be older than a recovery. The window of an endpoint without entries is kept
-at least as long."""
+"""Milliseconds for which the retry lane's own knowledge of an endpoint counts as new. This time begins with the report of a
+lease, or with a back-off after a deferral, but not before `Window.backoff_until_ms`. It ends at `Window.known_until_ms`. Until
+then, deferrals by other lanes start no back-off, because the reasons of the deferrals may be older than a recovery of the
+endpoint. The window of an endpoint without entries is kept at least as long."""
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
@@ -91,8 +92,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     known_until_ms: int = 0
     """Time before which deferrals by other lanes cause no back-off (KNOWLEDGE_MS)."""
     has_only_failed: bool = False
-    """True if all attempts of the last report failed. A report without any attempt changes nothing. False after a report that
-    the endpoint is paused, disabled or quarantined."""
+    """True if the last report had failures that count and no answer, which accepts or refuses. A report without answers and
+    without such failures changes nothing. False after a report that the endpoint is paused, disabled or quarantined."""
     accepted_ms: int = 0
     """Time of the last report or health hint after which the endpoint had accepted a request, in any lane. 0: unknown."""
     forgiven_ms: int = 0
@@ -139,19 +140,19 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         """Apply the result of a lease.
 
         1. The endpoint is paused, disabled or quarantined: back off. The endpoint's health is unknown.
-        2. Only failures: the window halves for each of them. Those of poison events (`Report.poison`) do not count if the
-           endpoint has accepted a request since the last such report. If less than one request is left, or if the
-           endpoint asks for fewer requests, back off and probe. If the lease was of one order key, the window only halves, and
-           stays at 1 or more: failures of one key do not stop the others.
+        2. Only failures: the window halves once for each failure that counts. Failures of poison events (`Report.poison`) do
+           not count if the endpoint has accepted a request since the last report of which failures did not count. If less than
+           one request is left, or if the endpoint asks for fewer requests, back off and probe. If the lease was of one order
+           key, the window only halves, and stays at 1 or more: failures of one key do not stop the others.
         3. More failures than answers, or the endpoint asks for fewer requests: the window halves, without a back-off. An
            answer accepts or refuses.
         4. Other answers, including those that accept nothing: the endpoint is alive. The window doubles, up to
            `max_lease_entries`.
-        5. Neither, or only failures that do not count: the window stays as it is.
+        5. Neither answers nor failures that count: the window stays as it is.
 
         In each case no request begins before the longest `Retry-After` has passed. Until KNOWLEDGE_MS after the report, or
-        after the end of a present wait (`backoff_until_ms`), no deferral by another lane causes a back-off.
-        In cases 2 to 4, failures and refusals (4xx, redirects) count for disabling the endpoint if no entry was accepted.
+        after the end of a present wait (`backoff_until_ms`), no deferral by another lane causes a back-off. In cases 2 to 5,
+        all failures and refusals (4xx, redirects) count for disabling the endpoint if no entry was accepted.
         """
         if report.blocked is not None:
             self.failing_since_ms, self.has_only_failed = None, False

@@ -88,8 +88,8 @@ class Intake(Generic[Prepared]):
     of the partition are not accepted, and no receipt counts them. The lane reads them later (docs/adr/0043). Without
     `pauses_partitions`, `accept` raises SchemaRegistryUnavailable.
 
-    A batch record has several events. With `keeps_batches`, `drain_batches` returns the batch records that this lane splits. In
-    every lane such a record counts as an event that is due to nobody.
+    With `keeps_batches`, `drain_batches` returns the batch records, which this lane splits into their events. In every lane a
+    batch record counts as an event that is due to nobody.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Intake(Generic[Prepared]):
 
         Yield to the event loop first, if MAX_TURN_S have passed since the last time.
 
-        There are four cases of None:
+        Return None in four cases:
         1. The record matches no subscription of an endpoint of the lane's mode.
         2. The record is rejected, and was added to `rejections`.
         3. The record's partition is paused. The record is not counted.
@@ -220,8 +220,8 @@ class Intake(Generic[Prepared]):
     def _new_receipt(self, record: Record) -> Receipt:
         """Return a new receipt for the record's partition. The receipt counts no record yet.
 
-        The receipt gets the registry's revision of now, before the record's look-ups. Read after them, the revision could be
-        newer than the first look-up's answer, and the receipt would claim too much.
+        The receipt gets the registry's revision before the record's look-ups. After the look-ups, the revision could be newer
+        than the first look-up's answer. The receipt would then claim a revision by which the record was not routed.
         """
         return Receipt(
             lane=self._mode,

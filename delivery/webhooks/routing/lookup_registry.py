@@ -52,7 +52,10 @@ class RegistryReader(Protocol):
 
     @property
     def losses(self) -> int:
-        """How often a look-up found that Postgres had lost commits that an earlier answer had. Counted before it returns."""
+        """Return how many look-ups found that Postgres had lost commits on which an earlier answer was based.
+
+        A look-up is counted before it returns.
+        """
 
     def candidates(self, event_type: str, tenant_id: TenantId | None, since: Revision | None = None) -> Snapshot:
         """Return the subscriptions that can match the event type and that name the tenant; with their endpoints and the tenant.
@@ -212,8 +215,8 @@ class LookupRegistry:
     ) -> registries.Destination | None:
         """Return the cached answers for an endpoint and tenants. None: the endpoint's answer is not cached.
 
-        A tenant without a cached answer counts as deleted if it is in `deleted`. There may always be such a tenant: a lease can
-        have more tenants than `max_answers`.
+        A tenant without a cached answer counts as deleted if it is in `deleted`. The cache may lack some tenants of a lease at
+        any time, because a lease can have more tenants than `max_answers`.
         """
         known = self._destinations.get(endpoint_id)
         if known is None:
@@ -252,7 +255,7 @@ class LookupRegistry:
     async def _read_naming(self, event_type: str, tenant_id: TenantId, everything: _ForAllTenants) -> _Answer:
         """Read and cache the answer for a tenant, with the subscriptions to all tenants that are newer than `everything`.
 
-        If there are such subscriptions, the next event of this type lets `everything` be read again, for the other tenants.
+        If there are newer subscriptions, the next event of this type lets `everything` be read again, for the other tenants.
         """
         answer = await self._read(event_type, tenant_id, everything.current_at)
         if any(row.scope.everything for row in answer.subscriptions.values()):

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from delivery.model import Record
 
 ASK_S = 3.0
-"""Seconds between two questions whether a record can be read. A decoder that was refused asks no sooner either."""
+"""Seconds between two checks whether a record can be read. After a failure, a decoder does not ask the schema registry sooner
+either (decoder.AWAY_S)."""
 Place = tuple[str, int]
 """A topic and a partition."""
 
@@ -51,7 +52,7 @@ class PausedPartitions:
         return [record for record in records if (record.topic, record.partition) not in self._first]
 
     def close(self) -> None:
-        """Ask no more. Called at the end of the task."""
+        """Check no more whether records can be read. Called at the end of the task."""
         if self._asking is not None:
             self._asking.cancel()
 

@@ -82,8 +82,8 @@ class Registry(Protocol):
     ) -> Destination | None:
         """Return what `destination` returns, without waiting. None: the endpoint has to be looked up.
 
-        `deleted`: the tenants that `destination` returned as deleted for the same `tenants`. It decides about each tenant that
-        would have to be looked up.
+        `deleted`: the tenants that `destination` returned as deleted for the same `tenants`. A tenant that would have to be
+        looked up counts as deleted only if it is in `deleted`.
         """
 
 

@@ -27,8 +27,8 @@ MAX_IDS = 16_384
 With `source.reused_ids = "rejected"` the memory takes twice as much. Older ids are forgotten."""
 WITH_SAME_WEBHOOK_ID = "with the same webhook-id, in a batch with the same source and id, and receivers ignore it as a repeat"
 WITH_OWN_WEBHOOK_ID = "with another webhook-id, and only receivers that compare source and id ignore it as a repeat"
-"""WITH_SAME_WEBHOOK_ID and WITH_OWN_WEBHOOK_ID are the two variants in the log line about a reused id. The second is for the
-setting `source.reused_ids = "told_apart"`."""
+"""WITH_SAME_WEBHOOK_ID and WITH_OWN_WEBHOOK_ID are the two variants in the log line about a reused id. WITH_OWN_WEBHOOK_ID is
+for the setting `source.reused_ids = "told_apart"`."""
 
 
 class _Memory:

@@ -1,4 +1,4 @@
-"""Keep a line in which those who hold the fewest slots come first. A slot is room for one request in flight. Pure."""
+"""Keep a line in which the items that hold the fewest slots come first. A slot is room for one request in flight. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
-"""The type of those who wait in the line."""
+"""The type of the items in the line."""
 
 
 class FewestFirst(Generic[Item]):
-    """A line in the order of the slots held, and among equals in the order of arrival. Its length is the number of items.
+    """A line of items: those with the fewest held slots come first. Items with equally many slots keep their order of arrival.
 
-    A method takes the same time however long the line is: there are few different numbers of slots.
+    The length of the line is the number of items. A method takes the same time however long the line is: there are few
+    different numbers of slots.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class FewestFirst(Generic[Item]):
         return item in self._held
 
     def put(self, item: Item, held: int) -> None:
-        """Add an item that holds this number of slots. An item in the line, whose number has changed, moves."""
+        """Add an item that holds `held` slots, behind all items with as many. An item that is in the line already moves."""
         self.discard(item)
         self._held[item] = held
         self._lines.setdefault(held, {})[item] = None

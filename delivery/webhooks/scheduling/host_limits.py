@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 MAX_HOSTS = 20_000
 """Most hosts whose state is kept. The least recently used are forgotten."""
 MAX_PLACES = 20_000
-"""Most endpoints whose place in the line of their host is kept while none of their leases waits. The least recently used are
-forgotten: they go to the end of the line."""
+"""Most endpoints whose place in the line of their host is kept while none of their leases waits. The least recently used places
+are forgotten: the next wait of such an endpoint begins at the end of the line."""
 WARN_EVERY_S = 600.0
 """Shortest time, in seconds, between two warnings of one worker about one host."""
 
@@ -46,7 +46,7 @@ class Places:
         return next(self._numbers)
 
     def of(self, endpoint_id: EndpointId) -> int:
-        """Return the endpoint's place since its last request: the one that is kept, or else a new one, which is then kept."""
+        """Return the endpoint's kept place. If none is kept, keep and return a new place at the end of every line."""
         if endpoint_id not in self._kept:
             self._kept[endpoint_id] = self.last()
         return self._kept[endpoint_id]
@@ -137,8 +137,8 @@ class Host:
         False: another request took the capacity. True holds until the caller's next `await`. No reservation is left behind,
         whether the caller sends, does not send, or is cancelled. The wait is not counted (`count_delay`).
 
-        The endpoint keeps its place for later calls, until `serve`. Without places, a line longer than a lease would serve the
-        same endpoints in each lease.
+        The endpoint keeps its place for later calls, until `serve`. Without kept places, each lease would begin at the end of
+        the line. If the line takes longer than a lease, each lease would then serve the same endpoints.
         """
         woken = asyncio.get_running_loop().create_future()
 

@@ -5,7 +5,7 @@ The API limits the requests of its clients per second by the same token bucket (
 An endpoint's own limits hold for all workers together. Each worker keeps to its share: the limit divided by the number of
 workers, which comes with each task. Four consequences follow:
 1. The limit is not fully used while all events of the endpoint are in one worker's partitions.
-2. The limit can be exceeded while more processes than this number of workers send at once: each keeps to its own share.
+2. The limit can be exceeded while more worker processes send at once than the number by which the limit was divided.
 3. A limit of requests in flight can be exceeded if it is lower than the number of dispatchers in all workers. A worker may run
    several dispatchers, and each of them may have one request in flight.
 4. A limit of requests in flight can be exceeded while the retry lane and another lane send: each counts its own requests.

@@ -45,8 +45,8 @@ class Reachability:
     """The destinations and customers that responded, and those that could not be reached. `a + b` merges two observations.
 
     A destination is the scheme, host and port of a URL: a hundred endpoints behind one gateway count as one. A customer
-    responded if one of the customer's destinations did. Both are stored as digests. Of more than MAX_SAMPLE the smallest
-    digests are kept, so the sample does not depend on the order of merging.
+    responded if one of the customer's destinations did. Destinations and customers are stored as digests. Of more than
+    MAX_SAMPLE digests the smallest are kept, so the sample does not depend on the order of merging.
     """
 
     destinations: Mapping[int, bool] = field(default_factory=dict)
@@ -110,8 +110,8 @@ class NetworkHealth:
     pause_s: float = 0.0
     """Seconds of the last pause."""
     paused_until: float = float("-inf")
-    """Until this time no micro-batch begins, and the real-time lane takes no records. The first ones afterwards test the
-    network again. The clock is the one that gives `after` its argument `now`."""
+    """Until this time no micro-batch begins, and the real-time lane takes no records. The first micro-batch or records
+    afterwards test the network again. In seconds of the clock that gives `after` its argument `now`."""
 
     def after(self, seen: Reachability, now: float) -> NetworkHealth:
         """Return the judgement after the workers of a micro-batch, or of the real-time lane, have reported `seen`.

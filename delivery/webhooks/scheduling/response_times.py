@@ -109,8 +109,8 @@ class ResponseTime(_Estimate):
         2. `is_late`: the mean plus LATE_MARGIN_S, because another task has waited already. If the last response time exceeds
            `max_s`, or there is none: LATE_MARGIN_S.
         3. The endpoint has never responded: the deadline of the worker's FirstResponses.
-        4. Only the last response time exceeds `max_s`: MIN_MARGIN_S. By case 5 the task would wait for all of `max_s`: one
-           response of 2 s adds 2 s, four times the spread, to the deadline of a fast endpoint.
+        4. Only the last response time exceeds `max_s`: MIN_MARGIN_S. By case 5 the task would wait all of `max_s`: one response
+           of 2 s raises the spread of a fast endpoint by 0.5 s, and so the deadline by 2 s.
         5. Otherwise: the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer.
         """
         if self._mean_s > max_s:

@@ -106,9 +106,9 @@ def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], subscription_i
 def rejected_events(response: bytes, count: int) -> dict[int, str]:
     """Return the places of the events that a 2xx response to a batch of `count` events rejects, each with its shortened reason.
 
-    A rejecting response is `{"rejected": [{"index": 3, "reason": "no such order"}]}`. Any other response rejects nothing, also
-    a list with one invalid entry, or a response that is longer than BatchDelivery.kept_response_bytes and so was cut. A
-    customer that responds with `ok`, a page, or other JSON has accepted the batch.
+    A rejecting response is `{"rejected": [{"index": 3, "reason": "no such order"}]}`. Any other response rejects nothing. This
+    holds too for a list with one invalid entry, and for a response that was cut because it is longer than
+    BatchDelivery.kept_response_bytes. A customer that responds with `ok`, a page, or other JSON has accepted the batch.
     """
     if b'"rejected"' not in response:  # the usual case
         return {}

@@ -117,7 +117,7 @@ class Tokens:
         return token.header if now < token.expires_at else await self._newest(token, timeout_s)
 
     async def _newest(self, token: _Token, timeout_s: float) -> bytes:
-        """Wait for the token request in flight, if there is one, and return the token. Raise its failure, or the last one."""
+        """Wait for the token request in flight, if any, and return the token. Raise the failure of the last token request."""
         if token.fetching is not None:
             await self._wait_for_token(token.fetching, timeout_s)
         if token.failure is not None:

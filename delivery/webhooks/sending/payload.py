@@ -40,9 +40,9 @@ def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
 
     Each request that sends the delivery outside a batch has this `webhook-id`, also after a crash, a redrive or a replay.
 
-    The `webhook-id` is a digest of the event's identity (`identity_of`) and of the subscription. An event id would not do: it
-    is producers' text and may contain any character. A `webhook-id` is in a header, and in front of a `.` in the signed
-    content, so it has no `.` itself.
+    The `webhook-id` is a digest of the event's identity (`identity_of`) and of the subscription. An event id would not do:
+    producers choose event ids, which may contain any character. A `webhook-id` is in a header, and in front of a `.` in the
+    signed content, so it has no `.` itself.
     """
     identity = f"{identity_of(event)}\0{subscription_id}"
     return "msg_" + hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()

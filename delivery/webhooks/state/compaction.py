@@ -3,9 +3,9 @@
 Runs in the executors. Pure.
 
 A shard is one key of Spark's state. A segment is immutable: one value of the state, with some of the shard's items. Many
-segments, or segments from which most items were removed, are merged into new segments. An item is rewritten once more each
-time its wait quadruples. The state of a shard takes at most about twice the bytes of the items that wait in it, or
-`min_merged_size`. The state takes more if these items have more than `max_merged_size`.
+segments, or segments from which most items were removed, are merged into new segments. An item is rewritten once more each time
+its wait quadruples. The state of a shard takes at most about twice the bytes of its waiting items, or `min_merged_size` if that
+is more. The state may take more if the waiting items have more than `max_merged_size`.
 """
 
 from __future__ import annotations

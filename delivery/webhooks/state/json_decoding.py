@@ -1,8 +1,8 @@
 """Decode JSON as a type, with one kind of error for all bytes that are no such JSON.
 
-Runs in the executors, on the driver, in the archive and in the commands. msgspec alone raises UnicodeDecodeError
-for broken UTF-8, and RecursionError for too many levels. A caller that leaves out unreadable records catches only
-msgspec.DecodeError, and would be ended by these errors.
+Runs in the executors, on the driver, in the archive and in the commands. msgspec alone raises UnicodeDecodeError for broken
+UTF-8, and RecursionError for too many levels. A caller that leaves out unreadable records catches only msgspec.DecodeError, so
+UnicodeDecodeError or RecursionError would end the caller.
 """
 
 from __future__ import annotations

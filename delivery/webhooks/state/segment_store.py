@@ -166,8 +166,8 @@ class SegmentStore:
 
         The index, and the slices of the owners, are changed in place.
 
-        Called once, at the end of the decision. Only the `changed` owners have new slices. `lists_of` returns the lists of an
-        owner. Neighbouring new slices of a list are joined into one, up to `StoreBounds.max_segment_bytes`.
+        Called once, at the end of the decision. `changed` must have all owners with new slices. `lists_of` returns the lists of
+        an owner. Neighbouring new slices of a list are joined into one, up to `StoreBounds.max_segment_bytes`.
         """
         is_changed = self._new or self._dropped
         numbers, level = compaction.pick_compaction(self._index.segments, self._merges) if is_changed else ([], 0)
