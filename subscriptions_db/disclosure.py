@@ -1,8 +1,8 @@
 """Show customers the same error class for two failures that operators see as two classes.
 
 Runs in `fanout archive`, in the API and in `fanout` commands. Pure. `dns` means that a host name does not resolve,
-`address_blocked` that it resolves to an internal address. The difference would tell customers which internal names exist.
-Logs, metrics and topics keep both classes; the detail text of both is the same everywhere.
+`address_blocked` that it resolves to an internal address. The difference would tell customers which internal names exist. Logs,
+metrics and topics keep the two classes apart. The detail text of the two classes is the same everywhere.
 """
 
 from __future__ import annotations

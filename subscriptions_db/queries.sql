@@ -62,7 +62,7 @@ select tenant_id, status from tenants
 where %(ids)s::text[] is null or tenant_id = any (%(ids)s);
 
 -- name: endpoints
--- The headers are read as text, for the same reason as the patterns of `subscriptions`.
+-- The headers are read as text: jsonb may contain values that Python cannot parse, and such a row must not fail the whole read.
 select
     endpoint_id, customer_id, url, mode, status,
     auth_kind, auth_username, auth_header, auth_client_id, auth_token_url, auth_token_scope,
@@ -107,7 +107,7 @@ select (select coalesce(max(revision), 0) from revisions) as revision,
        ) as subscription_ids;
 
 -- name: candidates_for_tenant
--- Also finds the subscriptions to all tenants that changed after `since`: the reader's answer about all tenants is of that revision.
+-- Also finds the subscriptions to all tenants that changed after `since`, the revision of the reader's cached answer about all tenants.
 select (select coalesce(max(revision), 0) from revisions) as revision,
        (select status from tenants where tenant_id = %(tenant_id)s) as tenant_status,
        array(
@@ -124,7 +124,7 @@ select (select coalesce(max(revision), 0) from revisions) as revision,
        array(select subscription_id::text from subscriptions where endpoint_id = %(endpoint_id)s) as subscription_ids;
 
 -- name: sealed_samples
--- Up to ten secrets of each key: a single row may have been changed by hand.
+-- Up to ten secrets of each key. A single secret would not be enough: its row may have been changed by hand.
 select sample.*
 from (select distinct key_id from secrets) as used,
      lateral (
@@ -135,7 +135,7 @@ from (select distinct key_id from secrets) as used,
 select distinct key_id from secrets;
 
 -- name: secrets_to_reseal
--- In batches after the last id, so that a secret that does not open is read once. Locked rows are waited for, because no secret
+-- Reads in batches after the last id, so that a secret that does not open is read once. Waits for locked rows, because no secret
 -- may stay sealed with the old key after the rotation.
 select secret_id, endpoint_id, customer_id, purpose, key_id, sealed from secrets
 where key_id <> %(active)s and secret_id > %(after)s order by secret_id limit 500 for update;
@@ -285,7 +285,7 @@ insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, seale
 values (%(secret_id)s, %(endpoint_id)s, %(customer_id)s, %(purpose)s, %(key_id)s, %(sealed)s);
 
 -- name: put_secrets
--- In the order of the list, so that the newest secret, which comes last, is read first.
+-- Inserts the rows in the order of the list, so that the newest secret, which comes last, is read first.
 insert into secrets (secret_id, endpoint_id, customer_id, purpose, key_id, sealed, created_at)
 select
     secret_id, endpoint_id, customer_id, purpose, key_id, decode(sealed, 'base64'),
@@ -297,7 +297,7 @@ from rows from (
 order by place;
 
 -- name: delete_secrets
--- Expired secrets too, because they count as deleted.
+-- Also deletes expired secrets, because they count as deleted.
 delete from secrets using jsonb_to_recordset(%(rows)s) as given (endpoint_id text, purposes text[])
 where secrets.endpoint_id = given.endpoint_id and secrets.purpose = any (given.purposes);
 
@@ -364,7 +364,7 @@ on conflict (subscription_id) do update set
 delete from scopes where subscription_id = any (%(ids)s);
 
 -- name: put_scopes
--- Writes by far the most rows: thousands of subscriptions name hundreds of tenants each. Not COPY, which Postgres refuses if
+-- Writes by far the most rows: thousands of subscriptions name hundreds of tenants each. COPY cannot be used: Postgres refuses it if
 -- row-level security applies to the login.
 insert into scopes (subscription_id, scope, effect, tenant_id, sub_tenant_id)
 select * from unnest(

@@ -27,7 +27,8 @@ class ServerBounds:
     """Least seconds between the starts of two reads of the OpenID Connect provider's signing keys. Tokens with invented key
     ids must not make the API flood the provider."""
     test_events_per_s: float = 1.0
-    """Maximum test events and permission requests a second to one endpoint. More could attack a server from our addresses."""
+    """Maximum test events and permission requests a second to one endpoint. With more, a customer could attack a server from
+    our addresses."""
     test_events_at_once: int = 16
     """Maximum test events and permission requests in flight, to all endpoints together. Half of them may go to the endpoints of
     one customer."""

@@ -32,7 +32,7 @@ update api_keys set last_used_at = %(now)s where ctid = any (array(
 ));
 
 -- name: begin_read
--- One consistent snapshot. Role, customer and endpoints, which decide the visible rows, hold until the end of the transaction.
+-- The transaction sees one consistent snapshot. Role, customer and endpoints decide which rows are visible until its end.
 begin isolation level repeatable read;
 select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(customer_id)s, true),
        set_config('fanout.endpoint_ids', %(endpoint_ids)s, true);
@@ -45,12 +45,12 @@ select set_config('role', %(role)s, true), set_config('fanout.customer_id', %(cu
        set_config('fanout.endpoint_ids', %(endpoint_ids)s, true), set_config('lock_timeout', '1s', true);
 
 -- name: end_change
--- The commit waits for the commits of all other changes of the registry (0002_endpoints_whole.sql), so no second is enough for it.
+-- The commit waits for the commits of all other changes of the registry (0002_endpoints_whole.sql). A second may not be enough.
 select set_config('lock_timeout', '0', true);
 commit;
 
 -- name: limit_to_endpoints
--- Empty: no limit within the customer.
+-- `endpoint_ids` empty: the key reaches all endpoints of the customer.
 select set_config('fanout.endpoint_ids', %(endpoint_ids)s, true);
 
 -- name: lock_row

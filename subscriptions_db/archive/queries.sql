@@ -36,7 +36,7 @@ update archive_offsets set next_offset = %(first)s
 where topic = %(topic)s and partition = %(partition)s and next_offset = %(next_offset)s;
 
 -- name: lock_dead_letter_day
--- Serializes the transactions that write dead letters, so that readers see positions in order. The day never goes back.
+-- Serializes the transactions that write dead letters, so that readers see positions in order. The stored day never goes back.
 update dead_letter_day set day = greatest(day, %(today)s) returning day;
 
 -- name: insert_dead_letters
@@ -130,9 +130,9 @@ where customer_id = %(customer_id)s and state = 'waiting' and position < %(place
 order by position desc limit %(most)s
 
 -- name: parked_after
--- The parked dead letters of a consumer that a search examines. `most` bounds the leases, also those of dead letters that wait
--- no longer.
--- `limit 1` makes Postgres look up each dead letter by the index, as in consumer_counts.
+-- The parked dead letters of a consumer that a search examines. `most` bounds the examined leases, including leases of dead letters
+-- that are no longer in the state `waiting`.
+-- `limit 1` makes Postgres look up each dead letter by the index: for a join, it could read all dead letters.
 select parked.position, letter.endpoint_id, letter.event_type, letter.tenant_id, letter.reason, letter.dead_lettered_at,
        letter.position is not null as is_waiting
 from (
@@ -242,7 +242,7 @@ order by position;
 
 -- name: redrive_requests_in_turn
 -- As redrive_requests, but the customers take turns. Every request is read, because no index has the customers of requests.
--- `limit 1` makes Postgres look up each dead letter by the index. For a join it would read the letters of all requests.
+-- `limit 1` makes Postgres look up each dead letter by the index. For a join it would read the records of all requested dead letters.
 with ranked as (
     select position, row_number() over (partition by customer_id order by position) as turn
     from dead_letters where state = 'redriving'
@@ -433,7 +433,7 @@ select count(*) as unacknowledged from dead_letter_leases
 where customer_id = %(customer_id)s and consumer = %(name)s and until < 'infinity';
 
 -- name: renew_expired_leases
--- Also returns the number of the consumer's leases, including the renewed ones, without those of parked dead letters.
+-- Also returns the number of the consumer's leases, including the renewed ones. Leases of parked dead letters do not count.
 with again as (
     update dead_letter_leases
     set token = %(token)s, until = %(until)s, leased_at = %(now)s, times = times + 1, parked_at = null
@@ -634,11 +634,11 @@ where customer_id = %(customer_id)s and webhook_id = %(webhook_id)s
 order by started_at, position limit 1;
 
 -- name: lock_endpoint_health
--- Serializes the writers of endpoint health: two that both find no row of an endpoint would overwrite each other.
+-- Serializes the writers of endpoint health: two writers that find no row of an endpoint would overwrite each other.
 select pg_advisory_xact_lock(hashtext('fanout.endpoint_conditions'));
 
 -- name: endpoint_health
--- The stored health, and the customer of the registered endpoint. Both may be missing.
+-- The stored health, and the customer of the registered endpoint. Each of the two may be missing.
 select endpoint_id, c.customer_id, c.condition, e.customer_id as owner_id
 from unnest(%(endpoint_ids)s::text[]) as asked (endpoint_id)
 left join endpoint_conditions c using (endpoint_id) left join endpoints e using (endpoint_id);
@@ -652,8 +652,8 @@ on conflict (endpoint_id) do update
 set customer_id = excluded.customer_id, condition = excluded.condition, wake_at = excluded.wake_at;
 
 -- name: recently_disabled_endpoints
--- Endpoints whose `disabled` event is not recorded yet, and has been due since a time. It is due at once, or quiet_s seconds after
--- the last such event of the endpoint.
+-- Endpoints whose `disabled` event is not recorded yet, and became due after `since`. The event is due at once, or quiet_s seconds
+-- after the last `disabled` event of the endpoint.
 select endpoint_id, customer_id, e.disabled_at, e.disabled_reason
 from endpoints e left join endpoint_conditions c using (endpoint_id, customer_id)
 where e.status = 'disabled'
@@ -696,7 +696,7 @@ select set_config('statement_timeout', least(nullif(setting::bigint, 0), %(most_
 from pg_settings where name = 'statement_timeout';
 
 -- name: lock_reached_quotas
--- Serializes the writers: two that both find no row of a subject would make two events.
+-- Serializes the writers of reached quotas: two writers that find no row of a subject would make two events.
 select pg_advisory_xact_lock(hashtext('fanout.reached_quotas'));
 
 -- name: known_quotas

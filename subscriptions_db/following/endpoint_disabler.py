@@ -2,9 +2,9 @@
 
 Runs on the driver, on a thread of its own, so that a slow or absent Postgres never delays a micro-batch. The lanes request to
 disable endpoints, and the thread writes these requests to Postgres. Guarantee: while Postgres answers, each request is written.
-Exception: a request less than EFFECT_S after a written one for the same endpoint and URL is ignored. While Postgres does not
-answer, a request that was last made more than STALE_S ago is dropped: the endpoint may have recovered, or an operator may have
-acted. If the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
+Exception: for EFFECT_S after a request was written, further requests for the same endpoint and URL are ignored. While Postgres
+does not answer, a request that was last made more than STALE_S ago is dropped: the endpoint may have recovered, or an operator
+may have acted. If the endpoint is still gone or failing, the lanes repeat the request, also after a restart.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """Seconds between two checks of the stop event, and the wait after an unexpected failure."""
 EFFECT_S = 60.0
-"""Seconds after a written request in which further requests for the same endpoint are ignored, also if the endpoint was not
-active. These requests come from attempts that workers made before they knew of the change. If an operator
-has enabled the endpoint again, such a request would undo that."""
+"""Seconds after a written request in which further requests for the same endpoint and URL are ignored, also if the endpoint was
+not active. The ignored requests come from attempts that workers made before they knew of the change. If an operator has enabled
+the endpoint again, such a request would disable it again."""
 MAX_NAMED = 20
 """Most endpoints that one log line names."""
 STALE_S = 300.0
@@ -42,8 +42,9 @@ least once in `retry.max_probe_interval_s`, by default a minute. If the probe fa
 endpoint without waiting entries, the request is repeated when the endpoint fails again."""
 
 Write = Callable[[Sequence[AttemptedEndpoint], str], Iterable[str]]
-"""A function that disables those of the given endpoints that are active and have the same URL, with a reason. It returns the
-ids of the endpoints that it has disabled. For FAILING, an endpoint must have been active for `retry.disable_after_s`."""
+"""A function that disables, with a reason, the given endpoints that are active and still have the URL of the failed attempts.
+It returns the ids of the endpoints that it has disabled. For FAILING, an endpoint must have been active for
+`retry.disable_after_s`."""
 
 
 class _Request(NamedTuple):
@@ -90,7 +91,7 @@ class EndpointDisabler:
         """Request to disable the given endpoints that are active, for `reason`: FAILING or `error_classes.GONE`.
 
         Return at once. Callers repeat the request as long as an endpoint fails. A waiting request for the same endpoint and URL
-        keeps its reason. For EFFECT_S after a request was written, further requests for its endpoint and URL are ignored.
+        keeps its reason. For EFFECT_S after a request was written, further requests for the same endpoint and URL are ignored.
         For FAILING, an endpoint is disabled only if it has been active for `retry.disable_after_s`, or since an unknown time.
         An endpoint that has another URL than `url_sha256` is not disabled.
         """

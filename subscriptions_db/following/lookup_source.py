@@ -93,7 +93,7 @@ class Lookups:
         )
 
     def pause_reason(self) -> str | None:
-        """Return why the lanes are paused: the error of the last request to Postgres. None: it succeeded. Thread-safe.
+        """Return why the lanes are paused: the error of the last request to Postgres. None: the request succeeded. Thread-safe.
 
         Before the first request ends, the text says that the registry has not been read yet.
         """

@@ -2,8 +2,8 @@
 
 Runs on the driver, on a thread of its own. The delta is all changes since the last full snapshot. A new full snapshot is read
 when the log of changes in Postgres lacks the driver's revision. It is also read when the delta exceeds REBASE_ROWS or
-REBASE_BYTES, but hardly more often than each REBASE_EVERY_S. So the cost of a change depends on the size of the change, not on
-the size of the registry.
+REBASE_BYTES, but at most once in REBASE_EVERY_S unless the delta is much larger (MAX_EXCESS). So the cost of a change depends
+on the size of the change, not on the size of the registry.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ REBASE_BYTES = 4 * 1024 * 1024
 """Bytes of the pickled delta above which the driver broadcasts a new snapshot: 900 endpoints with client certificates, or four
 subscriptions to 10,000 tenants with long ids. REBASE_ROWS endpoints without certificates have 0.6 MB."""
 REBASE_EVERY_S = 60.0
-"""Shortest time between two snapshots, in seconds, while the delta is at most MAX_EXCESS times too large. Each snapshot costs
-each worker and the batch lane seconds, and a customer can change some large rows again and again."""
+"""Shortest time between two snapshots, in seconds, while the delta is at most MAX_EXCESS times too large. For each snapshot,
+each worker and the batch lane need seconds, and a customer can change some large rows again and again."""
 MAX_EXCESS = 10
 """Multiple of REBASE_ROWS or REBASE_BYTES above which a new snapshot does not wait for REBASE_EVERY_S."""
 WARN_EVERY_S = 60.0
-"""Seconds between two warnings that delivery is paused for the same cause. While it is paused, each lane asks every
-`snapshot.poll_interval_s`, and each request could log a warning."""
+"""Seconds between two warnings that delivery is paused for the same cause. While delivery is paused, each lane asks for the
+registry every `snapshot.poll_interval_s`, and without this limit each request would log a warning."""
 
 
 _NOT_WARNED = (None, float("-inf"))
@@ -76,7 +76,7 @@ class Follower:
         self._clock = clock
         self._published: Published | None = None
         self._excess = 0.0
-        """Size of the published changes, as a multiple of REBASE_ROWS or of REBASE_BYTES; the larger one counts."""
+        """Size of the published changes: the larger of their multiple of REBASE_ROWS and their multiple of REBASE_BYTES."""
         self._rebased_at = float("-inf")
         """When a snapshot last replaced another, by `clock`."""
         self._refused: errors.SettingsError | None = None

@@ -34,7 +34,7 @@ MAX_WHOLE_NUMBER = 2**63 - 1
 """Largest absolute value of a whole number, so that a signed 64-bit integer can hold it. orjson, which writes test events,
 refuses numbers of more than 64 bits."""
 MAX_STEPS = 20_000
-"""Maximum steps of one check, about one for each value visited. In the worst case they take about one second of CPU."""
+"""Maximum steps of one check, about one for each value visited. In the worst case these steps take about one second of CPU."""
 MAX_PROBLEMS = 10
 """Maximum violations that one check returns."""
 _LOCAL = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")

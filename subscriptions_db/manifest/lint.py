@@ -3,10 +3,10 @@
 Runs in `fanout` commands and in the API. With the option `strict`, `fanout apply` and the API refuse such subscriptions.
 
 1. A filter names a top-level field that not every event has.
-2. A subscription names a tenant or sub-tenant that is not registered. The job rejects the events of such a tenant, and delivers
-   those of such a sub-tenant.
-3. A subscription has an event type that matches neither the catalogue nor a known topic. The API knows no topics, and
-   `fanout` commands know none while Kafka does not answer.
+2. A subscription names a tenant or sub-tenant that is not registered. The job rejects the events of an unregistered tenant, and
+   delivers the events of an unregistered sub-tenant.
+3. A subscription has an event type that matches neither the catalogue nor a known topic. The API knows no topics. `fanout`
+   commands know no topics while Kafka does not answer.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def event_type(wanted: str, known: Collection[str], *, has_topics: bool) -> Iter
 
 
 def _parsed(text: str | None) -> Any:
-    """Return a parsed filter; None if there is none, or if it cannot be parsed: the job quarantines its subscription."""
+    """Return a parsed filter; None without a filter, or if its text cannot be parsed: the job quarantines that subscription."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):

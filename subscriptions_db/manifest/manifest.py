@@ -75,7 +75,8 @@ class ManifestTenantFields(parts.ManifestPart):
     status: Literal["active", "suspended"] = "active"
     """`suspended`: events of the tenant are not delivered."""
     sub_tenants: list[Annotated[ManifestSubTenant, pydantic.BeforeValidator(_as_sub_tenant)]] | None = None
-    """The departments of the tenant, as ids or objects. All others are deleted. Omitted or null: they stay unchanged."""
+    """The departments of the tenant, as ids or objects. All other stored sub-tenants are deleted. Omitted or null: no
+    change."""
 
 
 class ManifestTenant(ManifestTenantFields):
@@ -139,7 +140,8 @@ class ManifestEndpoint(EndpointFields):
     status: Literal["active", "paused", "disabled"] | None = None
     """Omitted: active, except that an endpoint disabled with a reason stays disabled."""
     signing_secrets: list[SecretStr] | None = Field(None, min_length=1, max_length=endpoint_secrets.MAX_SIGNING_KEYS)
-    """The newest first; several during a rotation. Omitted: the stored secrets stay. If none is stored, one is generated."""
+    """The newest first; several during a rotation. Omitted: the stored secrets stay. If no secret is stored, one is
+    generated."""
 
     @pydantic.model_validator(mode="after")
     def _can_be_batched(self) -> ManifestEndpoint:
@@ -281,7 +283,7 @@ def check(document: Any, address_guard: guard.Guard) -> Manifest:
 
 
 def _rows_of_their_type(document: Any) -> _Rows:
-    """Return those rows of an invalid document that fit the type of their list. The caller checks these rows further."""
+    """Return the rows of an invalid document that fit the type of their list. The caller checks these rows further."""
     rows: dict[str, list[tuple[int, Any]]] = {kind: [] for kind in ROWS}
     for kind, model_type in ROWS.items():
         entries = document.get(kind) if isinstance(document, dict) else None
@@ -345,7 +347,7 @@ def secret(text: SecretStr | None) -> Secret | None:
 
 
 def _as_model(row: ManifestEndpoint) -> registry_model.Endpoint:
-    """Return the endpoint as the job's type, with the fields that `endpoint_checks` reads; the others have defaults.
+    """Return the endpoint as the job's type, with the fields that `endpoint_checks` reads. All other fields have defaults.
 
     Raise RegistrationError for a text that is no signing secret.
     """

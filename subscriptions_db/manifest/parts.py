@@ -14,8 +14,8 @@ from subscriptions_db import described
 from subscriptions_db.manifest import mistakes
 
 MAX_SECRET = 8_163
-"""Most characters of a password, token, key or client secret. If each is one byte in UTF-8, as in ASCII, so many bytes fill the
-8,192 bytes of the column when they are sealed. The column's constraint refuses a text with more bytes."""
+"""Most characters of a password, token, key or client secret. A sealed text of 8,163 bytes fills the column, which has 8,192
+bytes. A text with other characters than ASCII has more bytes in UTF-8, and the column's constraint may refuse it."""
 
 
 class ManifestPart(described.DescribedModel):
@@ -68,7 +68,7 @@ class TlsFields(ManifestPart):
     """TLS settings of connections to an endpoint, where they differ from the system's. Certificates and key are PEM texts."""
 
     authorities: Annotated[str, Field(max_length=64 * 1024)] | None = None
-    """Certificates of the authorities that the platform trusts for this endpoint. Null: those of the system."""
+    """Certificates of the authorities that the platform trusts for this endpoint. Null: the authorities of the system."""
     certificate: Annotated[str, Field(max_length=48 * 1024)] | None = None
     """The client certificate of the platform, with its chain. Null: no client certificate."""
     key: Annotated[SecretStr, Field(max_length=16 * 1024)] | None = None

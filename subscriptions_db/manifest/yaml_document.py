@@ -36,8 +36,8 @@ _PLAIN = (
 """Tags of values without quotes, with the texts that have the tag and their first characters, in the order of the search.
 
 Numbers are as in JSON, and booleans as in YAML 1.2. YAML 1.1 has more: 0301 is the number 193, 1_000 is 1000, 12:30 is 750, and
-NO, the code of a country, is false. An id or a value of a filter would silently become another. As in YAML 1.1, 12345e6 is
-text: other programs write such text without quotes.
+NO, the code of a country, is false. By these rules, an id or a value of a filter would silently become another value. As in
+YAML 1.1, 12345e6 is text: other programs write such text without quotes.
 """
 _ADVICE = (
     (
@@ -156,7 +156,7 @@ def read(text: bytes | str, name: str = "") -> Document:
     YAML parser. `name` is the file, for messages.
 
     Raise RegistrationError, with the line if it is known, if the document is too large, nested too deeply or not YAML, has a
-    repeated name, or uses YAML that is not supported: a tag that YAML does not define, a second document.
+    repeated name, or uses YAML that is not supported: a tag that YAML does not define, or a second document.
     """
     if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_DOCUMENT_BYTES:
         raise errors.RegistrationError(
@@ -216,7 +216,7 @@ def _require_bounded(text: bytes | str, name: str) -> None:
     2. With its aliases written out, the document has more than MAX_WITH_ALIASES characters.
     """
     sizes, anchors = [0], dict[str | None, int]()
-    """Characters and values: of the document and of each open list or mapping, and of the anchors."""
+    """`sizes`: characters plus values of the document, and of each open list or mapping. `anchors`: the same of each anchor."""
     opened: list[str | None] = []
     for event in yaml.parse(text, Loader=_SAFE_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):

@@ -74,8 +74,8 @@ def options(
 ) -> dict[str, Any]:
     """Return the parameters of every connection to `url`, except the URL and `row_factory`, which the caller adds.
 
-    These parameters override those of the same name in the URL. The exception is `options`, the settings for the server: those
-    of the URL are kept, and come before the platform's. Postgres takes the last value of a setting. Raise
+    These parameters override parameters of the same name in the URL. The exception is `options`, the settings for the server.
+    The settings in the URL are kept, and the platform's settings follow them: Postgres takes the last value of a setting. Raise
     psycopg.ProgrammingError if the URL is invalid, or has two `@`: libpq would take a part of the password for the host, and
     name it in errors.
     """
@@ -278,7 +278,7 @@ def valid_url_required(setting: str = "database.url") -> Iterator[None]:
 
 @contextlib.contextmanager
 def role_required() -> Iterator[None]:
-    """Raise RegistryUnavailable if the API's login may not become one of the API's roles, RegistryOutdated without the role."""
+    """Raise RegistryUnavailable if the API's login may not become an API role, RegistryOutdated if Postgres lacks the role."""
     try:
         yield
     except psycopg.errors.InvalidParameterValue as exc:

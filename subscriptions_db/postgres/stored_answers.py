@@ -1,7 +1,8 @@
 """Delete stored answers to requests with an `Idempotency-Key` after a day.
 
 Runs in the API, in requests with such a key, and in `fanout archive`. Row-level security shows a customer's request only the
-answers of this customer. So `fanout archive` deletes the answers of customers that send no such request any more.
+answers of this customer. So `fanout archive` deletes the old answers of customers that no longer send a request with such a
+key.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class _Secrets:
     def write(self, endpoints: Iterable[manifest.ManifestEndpoint]) -> None:
         """Replace the stored secrets that differ from the manifest's; delete an authentication secret or TLS key that it omits.
 
-        Without `signing_secrets` in the manifest, the stored ones stay. If none is stored either, the endpoint gets a new one.
+        Without `signing_secrets` in the manifest, the stored ones stay. If none is stored, the endpoint gets a new one.
         """
         replaced, rows = [], []
         for endpoint in endpoints:
@@ -222,7 +222,7 @@ class _Secrets:
 def _secrets_of(endpoint: manifest.ManifestEndpoint) -> dict[str, list[EndpointSecret] | None]:
     """Return, for each secret field of an endpoint, the secrets that the manifest gives it, the newest first.
 
-    An empty list: the endpoint shall have none. None, for signing secrets only: the stored ones stay, or one is created.
+    An empty list: the endpoint shall have no secret. None, for signing secrets only: stored ones stay, or one is created.
     """
     auth, tls_key = manifest.secret(endpoint.auth.secret), manifest.secret(endpoint.tls.key)
     keys = manifest.signing_keys(endpoint)
@@ -236,9 +236,9 @@ def _secrets_of(endpoint: manifest.ManifestEndpoint) -> dict[str, list[EndpointS
 def _still_disabled(wanted: manifest.Manifest, current: registered_rows.RegisteredRows) -> dict[str, str]:
     """Return the endpoints that stay disabled, with the reasons.
 
-    Machines apply the same document again and again. A document without a status must not enable an endpoint that was
-    disabled with a reason, such as failures. A document with `status: active` enables it. An endpoint that was disabled
-    without a reason becomes active in both cases.
+    Machines apply the same document again and again. A document without a status must not enable an endpoint that was disabled
+    with a reason, such as failures. With `status: active`, the document enables it. An endpoint that was disabled without a
+    reason becomes active in both cases.
     """
     reasons = {row.id: current["endpoint"].get(row.id, {}).get("disabled_reason") for row in wanted.endpoints if not row.status}
     return {row_id: reason for row_id, reason in reasons.items() if reason is not None}

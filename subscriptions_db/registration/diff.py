@@ -67,8 +67,8 @@ def changes(
 def _is_same(before: Any, after: Any) -> bool:
     """Return True if two values of a column are the same.
 
-    `==` would take `true` in a filter or a JSON Schema for 1. It would also take 1e300 for another number than the integer of
-    301 digits that Postgres returns for it.
+    `==` would take `true` in a filter or a JSON Schema for 1. For 1e300, Postgres returns an integer of 301 digits, which `==`
+    would take for another number.
     """
     if isinstance(before, dict) and isinstance(after, dict):
         return before.keys() == after.keys() and all(_is_same(value, after[name]) for name, value in before.items())
@@ -89,7 +89,8 @@ def ids(changes: Iterable[Change], kind: registered_rows.RowKind, *actions: str)
 def require_possible(changes: Iterable[Change], wanted: manifest.Manifest, current: registered_rows.RegisteredRows) -> None:
     """Raise ManifestRefused, with paths, for changes that the database would refuse without naming the field.
 
-    Also for a deletion of an endpoint with which the database would delete a subscription that the manifest names.
+    Also raise it if an endpoint would be deleted to which a subscription in the manifest belongs: the database would delete the
+    subscription too.
     """
     changes = tuple(changes)
     changed, pruned = {(change.kind, change.id) for change in changes}, set(ids(changes, "endpoint", "delete"))

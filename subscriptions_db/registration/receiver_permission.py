@@ -116,7 +116,7 @@ def finish(connection: connect.Connection, asking: ReceiverQuestion, answer: Res
 
     1. The reply permits deliveries: return the reply, or a refusal if the endpoint was changed or asked again meanwhile.
     2. The receiver has permitted deliveries by the callback meanwhile: return a permission without its rate.
-    3. Otherwise return the reply, or a refusal if none came.
+    3. Otherwise return the reply, or a refusal if no reply came.
     """
     if isinstance(answer, errors.AttemptFailed):
         reply = Reply(HandshakeState.REFUSED, reason=f"no answer ({disclosure.word(answer.error_class)}): {answer}")
@@ -141,7 +141,7 @@ def audit_fields(reply: Reply, endpoint: Mapping[str, Any]) -> dict[str, Any]:
 def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return `permitted_origin` and `permitted_per_minute` (requests a minute) from the row of an endpoint.
 
-    Both are None without a permission. `permitted_per_minute` is None too if the receiver sets no limit.
+    The two fields are None without a permission. `permitted_per_minute` is also None if the receiver sets no limit.
     """
     return {name: endpoint[name] for name in ("permitted_origin", "permitted_per_minute")}
 

@@ -27,7 +27,7 @@ class PartitionProgress(NamedTuple):
 
 
 class ReplayCounts(NamedTuple):
-    """Numbers of a replay's deliveries by outcome, to add to the stored ones."""
+    """Numbers of a replay's deliveries by outcome, to add to the stored numbers."""
 
     replay_id: str
     delivered: int = 0
@@ -107,7 +107,10 @@ def count(connection: connect.Connection, replay: ReplayRequest, *, is_lost: boo
 def end(
     connection: connect.Connection, replay: ReplayRequest, state: ReplayState, *, now: dt.datetime, reason: str | None = None
 ) -> None:
-    """Record the final state of a replay, and delete its partitions' progress. `reason`: why it failed; None: it did not."""
+    """Record the final state of a replay, and delete its partitions' progress.
+
+    `reason`: why the replay failed; None: it did not fail.
+    """
     asked = {"replay_id": replay.replay_id, "state": state, "reason": reason, "now": now}
     connection.execute(query("end_replay"), asked)
     connection.execute(query("delete_replay_partitions"), asked)

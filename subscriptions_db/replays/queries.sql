@@ -47,7 +47,7 @@ select count(*) as count from matching;
 select * from replays where replay_id = %(replay_id)s;
 
 -- name: newest_replays
--- Reads the replays of all customers. One statement for one customer or all would get a plan without the index by customer.
+-- Reads the replays of all customers. A statement that serves one customer as well as all would get a plan without the index by customer.
 select * from replays
 where (%(endpoint_id)s::text is null or endpoint_id = %(endpoint_id)s)
 order by number desc limit %(limit)s;
@@ -68,7 +68,7 @@ where state in ('waiting', 'running') and handed_over - delivered - dead_lettere
 order by number;
 
 -- name: lock_replay
--- A concurrent process takes other replays.
+-- Returns no row if another process has locked the replay: that process works on it.
 select * from replays where replay_id = %(replay_id)s and state in ('waiting', 'running') for update skip locked;
 
 -- name: put_replay_partitions

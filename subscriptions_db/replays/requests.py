@@ -35,7 +35,7 @@ UNFINISHED = frozenset({ReplayState.WAITING, ReplayState.RUNNING})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRange:
-    """The events to replay: those that were appended to Kafka at `since` or later, and before `until`."""
+    """The events to replay: all events that were appended to Kafka at `since` or later, and before `until`."""
 
     since: dt.datetime
     until: dt.datetime
@@ -118,8 +118,8 @@ def ask(
     """Request a replay and return it; return None if an unfinished replay excludes it.
 
     An unfinished replay of one delivery excludes another replay of the same delivery. An unfinished replay of a time range
-    excludes every replay of a time range of the same endpoint. The caller has checked that the endpoint exists. The API has
-    also checked `room`; `fanout` commands do not.
+    excludes every replay of a time range of the same endpoint. The caller has checked that the endpoint exists. The API also
+    checks `room` before the call; `fanout` commands do not.
     """
     fields = {field: getattr(asked, field, None) for kind in (ReplayRange, ReplayOne) for field in kind.__dataclass_fields__}
     whose = {"replay_id": f"rpl_{secrets.token_hex(12)}", "customer_id": customer_id, "endpoint_id": endpoint_id}

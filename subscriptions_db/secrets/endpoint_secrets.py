@@ -28,7 +28,7 @@ FIELD_OF = {AUTH: "auth_secret", TLS_KEY: "tls_key"} | dict.fromkeys(SIGNING, "s
 """Purpose → the field of an endpoint's row in registered_rows. The field has a placeholder for
 a stored secret, and None without one."""
 MAX_SIGNING_KEYS = 5
-"""Maximum valid signing secrets of one endpoint. Each adds a signature to every request."""
+"""Maximum valid signing secrets of one endpoint. Each secret adds a signature to every request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

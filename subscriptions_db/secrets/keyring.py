@@ -136,8 +136,8 @@ def rotate(connection: connect.Connection, ring: KeyRing) -> int:
     """Re-seal, with the active key, every secret that another key has sealed; return their number.
 
     Safe to repeat and to interrupt. A secret that does not open stays unchanged. SealError reports the number of such secrets
-    and the first one, after all other secrets are re-sealed. Raise SettingsError, and change nothing, if another key with the
-    id of the active one has sealed secrets: one id would stand for two keys.
+    and the first one, after all other secrets are re-sealed. Raise SettingsError, and change nothing, if secrets were sealed by
+    another key with the id of the active key: one id would stand for two keys.
     """
     count, last = 0, uuid.UUID(int=0)
     faults: list[str] = []

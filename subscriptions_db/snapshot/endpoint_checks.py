@@ -27,8 +27,8 @@ from subscriptions_db.secrets import endpoint_secrets
 MAX_HEADERS_BYTES = 16 * 1024
 """Maximum size of all headers as JSON. The table column has the same bound."""
 MAX_RSA_BITS = 4096
-"""Most bits of the RSA key of a client certificate. Each handshake signs with it, on the event loop that all customers share:
-4,096 bits take 2 ms, and twice the bits take eight times as long."""
+"""Most bits of the RSA key of a client certificate. Each handshake signs with the key, on the event loop that all customers
+share: 4,096 bits take 2 ms, and twice the bits take eight times as long."""
 _ANY_URL = "https://example.com/"
 _CURVES = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey
 _CURVES_PUBLIC = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | ed448.Ed448PublicKey
@@ -153,7 +153,7 @@ def _public_key_of(pem: Secret) -> bytes:
 def _is_fast(key: rsa.RSAPrivateKey) -> bool:
     """Return True if no number of the key is longer than in a key of MAX_RSA_BITS.
 
-    OpenSSL signs by the two primes. In a forged key with a short modulus they may have thousands of bits more.
+    OpenSSL signs with the two primes. In a forged key, the primes may have thousands of bits more than the modulus.
     """
     numbers = key.private_numbers()
     halves = (numbers.p, numbers.q, numbers.dmp1, numbers.dmq1, numbers.iqmp)

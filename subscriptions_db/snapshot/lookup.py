@@ -37,8 +37,8 @@ class PostgresReader:
     """Answer look-ups over one connection, which the first look-up opens. After an error, the next look-up opens a new one.
 
     Also find out if Postgres has lost commits, as the follower of a broadcast registry does: the log of changes must have the
-    revision of the last answer, with the same time. A fall of the newest revision alone does not show each loss. A standby
-    that lacks the last changes may continue at a higher number, or use a number again.
+    revision of the last answer, with the same time. To compare the newest revision alone would miss some losses: a standby that
+    lacks the last changes may continue at a higher number, or use a number again.
     """
 
     def __init__(self, database: settings.DatabaseSettings, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
@@ -60,7 +60,7 @@ class PostgresReader:
         return self._losses
 
     def candidates(self, event_type: str, tenant_id: TenantId | None, since: Revision | None = None) -> Snapshot:
-        """Return the subscriptions that match an event type, and whose scope includes the tenant, or a sub-tenant of it, by id.
+        """Return the subscriptions that match an event type, and whose scope includes, by id, the tenant or a sub-tenant of it.
 
         `since`: also return the matching subscriptions with `Scope.everything` that changed after this revision. `tenant_id`
         None: return instead all matching subscriptions with `Scope.everything`. The snapshot also has the endpoints, and the
@@ -78,7 +78,7 @@ class PostgresReader:
         return self._patiently(self._read, read, f"endpoint {endpoint_id}")
 
     def tenants(self, tenant_ids: Collection[TenantId]) -> Snapshot:
-        """Return those of these tenants that are registered. Waits for Postgres without a time limit."""
+        """Return the tenants in `tenant_ids` that are registered. Waits for Postgres without a time limit."""
         wanted = f"tenants ({len(tenant_ids)})"
         return self._patiently(self._read, lambda connection, *_: registry_reader.read_tenants(connection, tenant_ids), wanted)
 
@@ -109,7 +109,7 @@ class PostgresReader:
     def _checked(self, connection: connect.Connection, answer: Snapshot) -> Snapshot:
         """Return the answer. Count a loss if the log of changes lacks the newest change of the last answer.
 
-        Nothing is asked while an answer on the same connection has the same revision as the last one.
+        Postgres is not asked if the answer came over the same connection as the last answer, with the same revision.
         """
         last, newest = self._last, answer.revision
         if self._has_checked and last is not None and last.revision == newest:

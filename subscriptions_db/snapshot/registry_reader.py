@@ -159,7 +159,7 @@ def read_endpoint(
 
 
 def read_tenants(connection: connect.Connection, tenant_ids: Collection[TenantId]) -> Snapshot:
-    """Return those of these tenants that are registered, with the newest revision, from one consistent read."""
+    """Return the tenants in `tenant_ids` that are registered, with the newest revision, from one consistent read."""
     with connect.consistent_read(connection):
         return Snapshot(revision=revisions(connection).newest, tenants=dict(_tenants(connection, list(tenant_ids))))
 

@@ -34,9 +34,9 @@ IDS = {"tenant": "tenant_id", "endpoint": "endpoint_id", "subscription": "subscr
 def read(connection: connect.Connection, since: Revision | None) -> dict[str, Any]:
     """Return the document of the changes since a revision, or of the whole registry.
 
-    Its keys are `revision`, `since`, the keys of PARTS, each with rows, and `gone`: kind of row (entity) → the ids of deleted
-    rows. The caller's transaction must be REPEATABLE READ. In two cases, the document has the whole registry, and null as its
-    `since`:
+    The document has the keys `revision` and `since`, and the keys of PARTS, each with a list of rows. It also has the key
+    `gone`: kind of row (entity) → the ids of deleted rows. The caller's transaction must be REPEATABLE READ. In two cases, the
+    document has the whole registry, and null as its `since`:
 
     1. `since` is None.
     2. The log of changes does not have the revision `since`.
@@ -75,7 +75,7 @@ def whole(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.
 
 
 def changes(document: dict[str, Any], ring: keyring.KeyRing, address_guard: guard.Guard) -> SnapshotChanges:
-    """Return the changes of a document whose `since` is a revision. Rows are read as by `whole`."""
+    """Return the changes of a document whose `since` is a revision. Rows are converted as in `whole`."""
     now = whole(document, ring, address_guard)
     gone = document["gone"]
     return SnapshotChanges(

@@ -40,7 +40,7 @@ MAX_UNKNOWN_TOKENS_PER_S = 200.0
 number of invented tokens. A token that is still cached (oidc/tokens.py) does not count."""
 BEARER = "bearer "
 MALFORMED_KEY = "the text after Bearer does not have the form of a key: send the whole key, as it was shown (fk_…)"
-"""Detail of the answer 401 to such a text, if no provider of tokens is set."""
+"""Detail of the answer 401 to a text that does not have the form of a key, if no provider of tokens is set."""
 BYTES_PER_REQUEST = 4096
 """Bytes of a body that count as one further request in the rate of a key. A change of a subscription with a body of 400 kB and
 30,000 tenants takes Postgres 1.7 s, and one with a small body some milliseconds."""
@@ -57,12 +57,13 @@ class KeyRate(NamedTuple):
     """
 
     paces: tuple[limits.Pace, ...]
-    """The limits that count the request. A request that publishes counts in two: as a request, and with its events."""
+    """The limits that count the request. A request that publishes counts in two limits: in one as a request, in the other with
+    its events."""
     clock: Callable[[], float]
     expires_at: dt.datetime | None
     rooms_of_tenants: tuple[Callable[[], limits.Room], ...] = ()
-    """Each returns the state of one limit of tenants, such as the daily quota. Of all tenants in the request, it is the state
-    of the tenant that may publish the fewest events. Empty: no limit of tenants counts for the request."""
+    """Functions, one for each limit of tenants, such as the daily quota. A function returns the state of its limit for one
+    tenant: the tenant of the request that may publish the fewest events. Empty: no limit of tenants counts for the request."""
 
     def room(self) -> limits.Room:
         """Return the state of the limit that refuses first, if each further request counts one in every limit."""
@@ -279,7 +280,7 @@ class Admission:
             self._pace(key_id).consume(self._clock(), further)
 
     def charge(self, key_id: str) -> EventCharge:
-        """Return the charge of an admitted request that publishes events. `admit` has counted its first event."""
+        """Return the charge of an admitted publishing request. `admit` has counted the first event of the request."""
         return EventCharge(self._event_pace(key_id), self._clock)
 
     def _pace(self, key_id: str) -> limits.Pace:

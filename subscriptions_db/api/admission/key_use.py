@@ -57,7 +57,7 @@ class KeyUse:
         """Record the use of a key, and warn if the key expires soon.
 
         A background task writes the use. In one process, a key has at most one write in `keys.NOTE_USE_EVERY_S`, and one
-        warning in WARN_EVERY_S. MAX_KEYS and failed writes are the exceptions.
+        warning in WARN_EVERY_S. There may be more if a write fails, or if more than MAX_KEYS keys are in use.
         """
         key_id = principal.key_id
         if key_id not in self._warned and _expires_soon(principal.expires_at):
@@ -82,7 +82,7 @@ class KeyUse:
     async def _write_pending(self) -> None:
         """Collect uses for `write_after_s` seconds, or until `end`, and write them together; repeat while uses are pending.
 
-        Uses that cannot be written are forgotten, so the next use of such a key is written.
+        Uses that cannot be written are forgotten, so the next use of the same key is written.
         """
         while self._pending:
             with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Read the bodies of requests. Bound how many of a customer or key wait for a body, and count the bytes.
+"""Read the bodies of requests, and count the bytes. Bound how many requests of a customer or key wait for their bodies.
 
 Runs in the API, on its event loop. A client may send a body as slowly as the request's timeout permits. Meanwhile the request
 is in flight.
@@ -17,7 +17,8 @@ from subscriptions_db.api.contract import problems
 from subscriptions_db.api.contract.principals import Principal
 
 HUNG_UP = "the connection was closed before the whole body had arrived: send the request again"
-"""The problem of a request whose client is gone. Nobody reads it, but the request counts and is logged as a client's error."""
+"""The problem of a request whose client is gone. Nobody reads the problem, but the request is counted and logged as a client's
+error."""
 UNREADABLE = (
     "the body is not encoded as the headers Content-Encoding and Transfer-Encoding say: correct the body or the headers"
 )
@@ -51,9 +52,9 @@ class BodyReader:
     async def json(self, request: web.Request, principal: Principal) -> bytes:
         """Return the body of an admitted request, or an empty JSON object if it has none.
 
-        The request occupies a place of its customer until the body has arrived; a request without a customer, of its key. The
-        announced bytes are charged before the body arrives, so that requests that come at once do not all pass. The bytes
-        beyond them are charged afterwards.
+        The request occupies a place of its customer until the body has arrived. A request without a customer occupies a place
+        of its key. The announced bytes are charged before the body arrives, so that requests that come at once do not all pass.
+        Bytes beyond the announced ones are charged afterwards.
 
         Raise Refused:
 

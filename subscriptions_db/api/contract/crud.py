@@ -138,7 +138,7 @@ def ids_after(call: Call, kind: registered_rows.RowKind, row_id: str, limit: int
 
 
 def ids_among(call: Call, kind: registered_rows.RowKind, ids: Sequence[str], only: Mapping[str, Any]) -> set[str]:
-    """Return those of `ids` whose rows exist now and match the search criteria `only`."""
+    """Return the ids in `ids` whose rows exist now and match the search criteria `only`."""
     return {row["id"] for row in _matching(call, kind, "rows_among", dict(only) | {"ids": list(ids)})}
 
 
@@ -220,7 +220,7 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
 
 
 def counted(call: Call, name: str, **asked: Any) -> dict[str, Any]:
-    """Return the row of a statement `count_…`, which first waits for other requests that count the same rows of the customer.
+    """Return the row of a statement `count_…`, which waits first for other requests that count the same rows of the customer.
 
     `asked` has the parameters of the statement. The count also has rows that a limited key does not reach.
     """
@@ -238,8 +238,8 @@ def of_whole_customer(call: Call) -> Iterator[None]:
     """Let the block see all rows of the customer, also with a limited key, which reaches only some endpoints.
 
     Use it only for counts that a limited key is never shown, and for a search whose criteria name one of the key's endpoints.
-    The limit of the key holds again after the block, unless a statement has failed. The transaction can then only be rolled
-    back.
+    After the block, the limit of the key holds again. After a failed statement it does not, but then the transaction can only
+    be rolled back.
     """
     limit = call.principal.endpoint_ids
     if limit:

@@ -62,8 +62,8 @@ class Deprecation:
 def headers(found: Collection[Deprecation]) -> dict[str, str]:
     """Return the headers of an answer to a request that used something deprecated; empty if it used nothing deprecated.
 
-    Each of the headers `deprecation` and `sunset` has one time: the earliest `since`, and the earliest `sunset`, of all in
-    `found`. The header `link` has the links of all.
+    The header `deprecation` has the earliest `since` in `found`, and the header `sunset` the earliest `sunset`. The header
+    `link` has the links of all deprecations in `found`.
     """
     if not found:
         return {}

@@ -54,8 +54,8 @@ def names(header: str, etag: str | None, *, is_strong: bool) -> bool:
 def require_none(headers: Mapping[str, str]) -> None:
     """Raise Refused with 422 if a request has `If-Match` or `If-None-Match`.
 
-    Called for operations that evaluate neither, and are not GET. A change that ignored a condition could overwrite something.
-    The names in `headers` are case-insensitive.
+    Called for operations that evaluate neither header, and are not GET. A change that ignored a condition could overwrite
+    something. The names in `headers` are case-insensitive.
     """
     if found := [name for name in ("If-Match", "If-None-Match") if name in headers]:
         raise problems.invalid(*((name, "is not evaluated by this operation: send the request without it") for name in found))

@@ -1,7 +1,7 @@
 """Create, authenticate, list and revoke API keys.
 
 Runs in the API and in `fanout` commands. A key is `fk_<12 characters>_<256 random bits>`. The part before the second underscore
-is its id and not secret. Postgres stores a SHA-256 digest of the key only; 256 random bits need no slow hash.
+is the id of the key, and is not secret. Postgres stores a SHA-256 digest of the key only; 256 random bits need no slow hash.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXPIRES_SOON = dt.timedelta(days=14)
 """Answers to requests with a key have the header `Fanout-Key-Expires-At` if the key expires within this time."""
 NOTE_USE_EVERY_S = 300.0
 """Seconds between two writes of the last use of one key by one process. A process that has forgotten the key writes earlier
-(server/key_use.py)."""
+(admission/key_use.py)."""
 LIMITED = "limited "
 """The digest of a key that is limited to endpoints or tenants is made of this prefix and the key. No other key can have this
 digest, because keys have no space."""

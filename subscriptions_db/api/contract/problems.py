@@ -121,7 +121,7 @@ class Refused(Exception):
 
 
 def not_found(kind: str) -> Refused:
-    """Return the 404 for a resource that does not exist, or that the principal may not see: the same answer for both."""
+    """Return the 404 for a resource that does not exist, and for one that the principal may not see."""
     return Refused(404, f"there is no such {kind.replace('_', ' ')}, or the key may not see it: check the id")
 
 
@@ -196,10 +196,10 @@ class CauseLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._logged_at: dict[tuple[type, type], float] = {}
-        """Kind of cause → the time of its last line. A kind is the class of the error, and the class of the error that caused
-        it."""
+        """Kind of cause → the time of the last line about this kind. A kind is the class of the error, with the class of the
+        error that caused it."""
         self._left_out: collections.Counter[tuple[type, type]] = collections.Counter()
-        """Kind of cause → number of refusals since its last line, which were not logged."""
+        """Kind of cause → number of refusals since the last line about this kind, which were not logged."""
 
     def write(self, refused: Refused, request_id: str) -> None:
         """Log the cause of a refusal, if it has one, unless a line about the same kind of cause is less than LOG_EVERY_S old.

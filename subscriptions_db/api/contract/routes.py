@@ -39,10 +39,10 @@ READERS = ADMINS | {Scope.READ_ONLY}
 REGISTRY_READERS = READERS | REGISTRARS
 POLLERS = ADMINS | {Scope.POLLER}
 BROWSERS = READERS | POLLERS
-"""The scopes of API keys that may call a route. BROWSERS may list dead letters; POLLERS may also lease them. WRITERS may
-change dead letters, consumers and replays. READERS may read deliveries, attempts, statistics, replays and the audit log.
-REGISTRY_WRITERS may change endpoints and subscriptions, and REGISTRY_READERS may read them. REGISTRARS may do both, rotate
-secrets and send test events."""
+"""The scopes of API keys that may call a route. BROWSERS may list dead letters; POLLERS may also lease them. WRITERS may change
+dead letters, consumers and replays. READERS may read deliveries, attempts, statistics, replays and the audit log.
+REGISTRY_WRITERS may change endpoints and subscriptions, and REGISTRY_READERS may read them. REGISTRARS may read and change
+endpoints and subscriptions, and also rotate secrets and send test events."""
 MAX_PAGE = 200
 """Maximum rows of a page."""
 
@@ -174,7 +174,7 @@ class LongPoll(NamedTuple):
     """The answer if the wait ends without a result."""
     wait_s: float
     cursor: str | None = None
-    """The cursor of the next try, in place of the request's `cursor`. None: the request's `cursor` again."""
+    """The cursor of the next try, in place of the request's `cursor`. None: the next try has the request's `cursor` again."""
 
 
 class SnapshotRequest(NamedTuple):
@@ -236,7 +236,8 @@ class Route:
     is_validation: bool = False
     """The route asks for, or records, a receiver's permission. It takes no `Idempotency-Key`: repeats are safe."""
     needs_permission: bool = False
-    """The handler answers 409 until the receiver permits deliveries, although the route changes nothing in the registry."""
+    """The handler may answer 409, because the receiver has not permitted deliveries, although the route changes nothing in the
+    registry."""
     is_open: bool = False
     """The route needs no API key: a receiver calls it to permit deliveries. In its path is the token that the receiver got with
     the question. `scopes` is empty."""
@@ -245,8 +246,8 @@ class Route:
     is_conditional: bool = False
     """The route has no `resource`, but evaluates `If-None-Match` and may answer 304."""
     resource: type[pydantic.BaseModel] | None = None
-    """The type of the resource, as GET answers it. Answers that show it have its `ETag`, except to PUT. GET takes
-    `If-None-Match`. PUT, PATCH, DELETE, and a POST that changes the resource, also take `If-Match`."""
+    """The type of the resource, as GET answers it. Answers that show the resource have its `ETag`, except answers to PUT. GET
+    takes `If-None-Match`. PUT, PATCH, DELETE, and a POST that changes the resource, also take `If-Match`."""
     location: str | None = None
     """The path of the resource that the route creates, as a template of the answer's fields: the header `Location` of a 201."""
     cost: int = 1

@@ -51,8 +51,8 @@ def changes_of(kind: type[parts.ManifestPart], name: str, description: str) -> t
 def _optional(info: FieldInfo) -> Any:
     """Return the annotation of a field with None as a further value.
 
-    A Deprecation in the annotation moves outside of `Optional`. Inside, the JSON Schema would call one alternative of the field
-    deprecated, and not the field.
+    A Deprecation in the annotation moves outside of `Optional`. Inside of `Optional`, it would mark only one alternative of the
+    field as deprecated in the JSON Schema, and not the field.
     """
     deprecations = [each for each in info.metadata if isinstance(each, Deprecation)]
     annotation: Any = info.annotation
@@ -145,7 +145,8 @@ class Tls(described.DescribedModel):
     """TLS settings of the connections to an endpoint. The answer leaves the private key out."""
 
     authorities: str | None
-    """Certificates of the authorities that the platform trusts for this endpoint, as PEM. Null: those of the system."""
+    """Certificates of the authorities that the platform trusts for this endpoint, as PEM. Null: the authorities of the
+    system."""
     certificate: str | None
     """The client certificate of the platform, with its chain, as PEM. Null: no client certificate."""
 

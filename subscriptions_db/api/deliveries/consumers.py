@@ -31,7 +31,8 @@ class SeekTarget(NoParameters):
     cursor: Cursor | None = None
     """Read on after the page of `GET /v1/dead-letters` that returned this cursor."""
     since: AwareDatetime | None = None
-    """Read on at the first waiting dead letter archived at this time or later. If there is none: `end`."""
+    """Read on at the first waiting dead letter that was archived at this time or later. If there is none, read on as with `to:
+    end`."""
 
 
 class NewConsumer(SeekTarget, DeadLetterQuery):
@@ -69,7 +70,7 @@ class Consumer(described.DescribedModel):
     cursor: str
     """The place up to which the consumer has read. Only dead letters after this place are leased for the first time."""
     unacknowledged: int
-    """Dead letters that were leased and not acked yet, also those with an expired lease and nacked ones. Parked ones do not
+    """Dead letters that were leased and not acked yet, also nacked ones and ones with an expired lease. Parked ones do not
     count."""
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. Null: never."""

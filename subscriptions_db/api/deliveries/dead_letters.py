@@ -143,9 +143,10 @@ def customer_of(call: Call) -> str:
 
 
 def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
-    """Convert the search criteria of a request to those of the archive.
+    """Convert the search criteria of a request to search criteria of the archive.
 
-    Other fields of the request are left out, also if a criterion has the name: `since` of a new consumer is where it begins.
+    Other fields of the request are left out, also a field with the name of a criterion: `since` of a new consumer is the place
+    where the consumer begins.
     """
     criteria = next(model for model in (DeadLetterTextQuery, DeadLetterTimeQuery, DeadLetterQuery) if isinstance(asked, model))
     fields = asked.model_dump(include=set(criteria.model_fields))
@@ -154,7 +155,7 @@ def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
 
 
 def text_selection(call: Call, asked: DeadLetterTextQuery) -> DeadLetterSearch:
-    """Convert the search criteria of a request to those of the archive.
+    """Convert the search criteria of a request to search criteria of the archive.
 
     Raise Refused with 403 if the request has `url`, and the scope of its key reads no endpoints. Such a key could find a URL by
     many searches.
@@ -175,8 +176,8 @@ def position(call: Call) -> int:
 def existing_letter(call: Call) -> ArchivedDeadLetter:
     """Return the dead letter that the request's path names, in any state.
 
-    Raise Refused with 404 if it does not exist. Raise it with 422 if an operator's key names no `customer`, or a customer's key
-    another.
+    Raise Refused with 404 if it does not exist. Raise Refused with 422 if a request with an operator's key names no `customer`,
+    or one with a customer's key names another customer.
     """
     letter = archived_dead_letters.get(call.connection, customer_of(call), position(call))
     if letter is None:
@@ -223,8 +224,8 @@ def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, tota
 
     `asked_cursor` is the cursor of the request. None: the page is the first. The page has all matches between the cursor and
     the position `until`. If the cursor is a `previous_cursor`, `until` is before the cursor, else after it. `has_further`:
-    there may be more matches beyond `until`. `has_more` is about later matches, so it is True if the cursor is a
-    `previous_cursor`. `total` None: the request does not ask for the total.
+    there may be more matches beyond `until`. `has_more` says whether there may be later matches, so it is True if the cursor is
+    a `previous_cursor`. `total` None: the request does not ask for the total.
     """
     place, is_backwards = archive_positions.letter_start(asked_cursor)
     if is_backwards:

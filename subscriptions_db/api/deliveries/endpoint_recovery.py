@@ -21,7 +21,7 @@ from subscriptions_db.archive.search.selection import DeadLetterSearch
 
 
 class RecoverEndpoint(NoParameters):
-    """The body of a request to redrive dead letters of an endpoint: which of them."""
+    """The body of a request to redrive dead letters of an endpoint. The body says which dead letters."""
 
     since: AwareDatetime
     """Redrive the waiting dead letters that were dead-lettered at this time or later."""

@@ -33,7 +33,8 @@ class ParkedDeadLetter(DeadLetter):
     """A dead letter that a consumer does not get again, because it was leased `max_receives` times without an ack."""
 
     times: int
-    """Number of leases of the dead letter by this consumer until it was parked. The count begins again at 0 after an unpark."""
+    """Number of leases of the dead letter by this consumer until it was parked. The count begins again at 0 after an unpark or
+    a seek."""
     parked_at: dt.datetime
     """When the dead letter was parked."""
 
@@ -44,11 +45,11 @@ class ParkedDeadLetters(dead_letters.DeadLetterPage):
     items: list[ParkedDeadLetter]
     """The dead letters of the page."""
     next_cursor: str
-    """Cursor after this page. A dead letter that is parked later may be before this cursor, and not on later pages."""
+    """Cursor after this page. A dead letter that is parked later may lie before this cursor. Then no later page has it."""
 
 
 class UnparkRequest(NoParameters):
-    """The parked dead letters to give back to the consumer. Name their ids, or `everything: true`, and not both."""
+    """The parked dead letters to give back to the consumer. Give either `letters` or `everything: true`."""
 
     letters: Annotated[list[LetterId], Field(max_length=parked_letters.MAX_UNPARKED)] | None = None
     """The ids of the dead letters."""

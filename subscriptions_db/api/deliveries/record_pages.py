@@ -59,7 +59,8 @@ def fields(
 
     `places` has the positions of the page's rows. First comes the row nearest to the request's cursor, or without a cursor the
     newest row. `further` is the position at which a search for older rows continues, or with a `previous_cursor` a search for
-    newer rows. None: there are no such rows. `count` returns the total, and is called only if the request asks for the total.
+    newer rows. None: no rows are left in this direction. `count` returns the total, and is called only if the request asks for
+    the total.
     """
     start, total = wanted.start(), count() if wanted.total else None
     nearest = places[0] if places else start.place.beside(is_newer=start.is_backwards)

@@ -29,7 +29,7 @@ NEWEST = 2**62
 
 
 class NewReplay(NoParameters):
-    """The events to deliver again: those of a time range in Kafka that match the endpoint's subscriptions during the replay."""
+    """The events of a time range in Kafka that match the endpoint's subscriptions at the time of the replay."""
 
     since: AwareDatetime
     """Events appended to Kafka at this time or later."""

@@ -215,7 +215,7 @@ def _tag(route: Route) -> str:
 def _description(route: Route) -> str:
     """Return the description of an operation: its scopes, the handling of a repeat, a cost above 1, and its deprecation.
 
-    The description of an open route (Route.is_open) says only that the route needs no API key, and the deprecation.
+    The description of an open route (Route.is_open) has only the deprecation, and says that the route needs no API key.
     """
     past = [f"{route.deprecation}."] if route.deprecation else []
     if route.is_open:

@@ -238,7 +238,7 @@ def signing_keys(document: Mapping[str, Any]) -> tuple[SigningKey, ...]:
 
 
 def _signing_key(entry: Any) -> SigningKey | None:
-    """Return a key of a JWKS; None if the entry is no RSA or EC key for signatures, or a malformed or too short one."""
+    """Return a key of a JWKS; None if the entry is no RSA or EC key for signatures, or is malformed, or is too short."""
     if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
         return None
     kid, key_type, algorithm = entry.get("kid"), entry.get("kty"), entry.get("alg")

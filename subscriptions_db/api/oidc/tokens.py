@@ -23,10 +23,10 @@ from subscriptions_db.api.contract.principals import Principal, Scope
 from subscriptions_db.api.oidc.provider_keys import ProviderKeys
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
-"""Algorithms of signatures that only the provider can make. `none` and HS256 are not among them: everybody could make
-such a signature."""
+"""Algorithms of signatures that only the provider can make. `none` and HS256 are left out: other parties could make a signature
+with them."""
 TYPES = {"", "jwt", "at+jwt"}
-"""Values of the header `typ` in access tokens. A logout token has another one (OpenID Connect Back-Channel Logout)."""
+"""Values of the header `typ` in access tokens. A logout token has another value (OpenID Connect Back-Channel Logout)."""
 MAX_TOKEN_BYTES = 16 * 1024
 """Maximum bytes of a token. In the API, aiohttp already refuses a header of more than 8,190 bytes."""
 MAX_CACHED_TOKENS = 10_000
@@ -125,8 +125,8 @@ class TokenVerifier:
     def _checked(self, payload: bytes) -> dict[str, Any]:
         """Return the claims in a payload.
 
-        Raise Refused with 401 if the payload is no JSON object, or lacks `iss`, `aud` or `exp`. Raise it too if the token is of
-        another issuer or for another API, has expired, or is not valid yet.
+        Raise Refused with 401 if the payload is no JSON object, or lacks `iss`, `aud` or `exp`. Also raise Refused with 401 if
+        the token is of another issuer or for another API, has expired, or is not valid yet.
         """
         rules = jwt.JWTClaimsRegistry(
             now=int(self._now()),

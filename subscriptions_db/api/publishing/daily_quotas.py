@@ -44,8 +44,8 @@ MAX_TENANTS = 10_000
 """Maximum tenants whose sums one process remembers. Beyond it, the process forgets the tenant that it used least recently. The
 sum of a forgotten tenant is read again about a second after the tenant's next event."""
 MAX_PENDING = 100_000
-"""Maximum pairs of a day and a tenant with events that Postgres has not counted yet. Beyond it, the oldest pairs are
-forgotten. A write in flight may have as many more. A key with 10,000 events a second, each of another tenant, reaches it after
+"""Maximum pairs of a day and a tenant with events that Postgres has not counted yet. Beyond it, the oldest pairs are forgotten.
+A write in flight may have as many more. A key with 10,000 events a second, each of another tenant, reaches this maximum after
 10 s without Postgres."""
 
 _REGISTRY_ID = re.compile(mistakes.ID_PATTERN)

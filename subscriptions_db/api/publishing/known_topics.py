@@ -22,8 +22,9 @@ MAX_STALE_S = 300.0
 """Age of the names, in seconds, beyond which requests to known topics wait for a reading too. If the reading fails, these
 requests use the earlier names."""
 MIN_AGE_S = 1.0
-"""Age of the names, in seconds, from which a request to an unknown topic starts a new reading and waits for it. Up to this age,
-the topic counts as missing. So requests to unknown topics cost Kafka one request a second, while Kafka answers."""
+"""Age of the names, in seconds, from which a request to an unknown topic starts a new reading and waits for it. While the names
+are younger, an unknown topic counts as missing. So requests to unknown topics cost Kafka at most one request a second, while
+Kafka answers."""
 
 ReadNames = Callable[[], Awaitable[frozenset[str]]]
 """Return the names of Kafka's topics; raise KafkaUnavailable if Kafka does not list them."""
@@ -40,7 +41,9 @@ class KnownTopics:
         self._reading: asyncio.Task[errors.KafkaUnavailable | None] | None = None
 
     async def missing(self, wanted: frozenset[str]) -> frozenset[str]:
-        """Return those of `wanted` that Kafka did not have at the last successful reading. Concurrent calls share one reading.
+        """Return the topics in `wanted` that Kafka did not have at the last successful reading.
+
+        Concurrent calls share one reading.
 
         Raise KafkaUnavailable if one of `wanted` was not known before the call, and the reading that this call awaits fails.
         """

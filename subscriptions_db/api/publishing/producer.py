@@ -29,9 +29,9 @@ CONFIRM_TIMEOUT_S = 5.0
 TOPICS_TIMEOUT_S = 3.0
 """Seconds in which Kafka must list its topics."""
 REQUEST_SHARE = 0.5
-"""Longest wait for a confirmation, as a share of `api.request_timeout_s`. The longest wait for a list of topics is half of it.
-So the answer names the reason before the request's own time is over. Exceptions: the body was slow, or a record batch was too
-large and its events are written again."""
+"""Longest wait for a confirmation, as a share of `api.request_timeout_s`. The longest wait for a list of topics is half as
+long. So the answer names the reason before the request's own time is over. In two cases it may not: the body was slow, or a
+record batch was too large and its events are written again."""
 POLL_S = 0.002
 """Seconds between two polls for confirmations, while events wait for them. The event loop polls, because a separate thread
 would wait for the interpreter's lock."""
@@ -74,7 +74,8 @@ _REFUSALS = {
         422, "the platform may not write to the topic: ask the operator to give the API's login to Kafka the right WRITE on it"
     ),
 }
-"""Error code → the answer, for errors that a repeat of the same event gets again. After other errors, a repeat may succeed."""
+"""Error code → the answer, for errors that a repeat of the same event would get again. After other errors, a repeat may
+succeed."""
 _LOST = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._FATAL})  # noqa: SLF001  # librdkafka's own codes
 """Codes of errors after which a client may not recover."""
 

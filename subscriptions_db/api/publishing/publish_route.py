@@ -31,7 +31,8 @@ class CloudEvent(described.DescribedModel):
     source: str
     """The system in which the event happened, as a URI reference."""
     type: str
-    """The type. The topic is the setting `source.topic_prefix` followed by the type, unless the parameter `topic` names it."""
+    """The type. The topic is the setting `source.topic_prefix` followed by the type, unless the parameter `topic` names another
+    topic."""
     tenantid: str
     """The tenant at which the event happened."""
     subtenantid: str | None = None

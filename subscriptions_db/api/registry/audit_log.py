@@ -20,8 +20,8 @@ MAX_LOOKED_AT = 5000
 """Maximum entries that one call examines. If few of them match, the next call continues beyond them. Of 500,000 entries, a call
 that matched none took 61 ms, on two cores with a load of 20."""
 ENTRIES_PER_READ = 5
-"""Entries first read from Postgres at a time; each further read has twice as many. A change of a subscription with many tenants
-makes an entry of more than 1 MB. As Python objects, the entry takes several MB."""
+"""Number of entries that the first read takes from Postgres; each further read takes twice as many. A change of a subscription
+with many tenants makes an entry of more than 1 MB. As Python objects, the entry takes several MB."""
 MAX_COUNTED = 10_000
 """Maximum entries that a total counts. The count took 104 ms on two cores with a load of 20."""
 Side = Literal["before", "after"]
@@ -106,7 +106,9 @@ def list_(call: Call) -> AuditEntries:
 
 
 def _fitting(call: Call, side: Side, asked: dict[str, Any], limit: int) -> tuple[list[AuditEntry], bool]:
-    """Return the matches nearest to the place in `asked` that fit into one answer, at most `limit`, and True if more are known.
+    """Return the matches nearest to the place in `asked` that fit into one answer, at most `limit`.
+
+    Also return True if further matches are known.
 
     Read ENTRIES_PER_READ entries first, and twice as many with each further read. Stop when all are read, or when more are
     read than `limit` or the maximum size of an answer permits. So a page of large entries takes little memory.

@@ -37,7 +37,8 @@ class Quotas(parts.ManifestPart):
     subscriptions: Annotated[int, Field(ge=0, le=MAX_QUOTA)] | None = None
     """Maximum subscriptions. Null: `api.max_subscriptions_per_customer`."""
     dead_letters: Annotated[int, Field(ge=1, le=MAX_QUOTA)] | None = None
-    """Waiting dead letters at which the customer can request no replays. Null: `api.max_dead_letters_per_customer`."""
+    """Number of waiting dead letters from which on the customer can request no replays. Null:
+    `api.max_dead_letters_per_customer`."""
 
 
 class CustomerFields(parts.ManifestPart):

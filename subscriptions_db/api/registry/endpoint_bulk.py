@@ -50,7 +50,7 @@ class BulkResult(enum.StrEnum):
 
 
 class EndpointCriteria(described.DescribedModel):
-    """Search criteria for endpoints: those of the list of endpoints, except `customer`."""
+    """Search criteria for endpoints: the same as for the list of endpoints, except `customer`."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -76,8 +76,8 @@ class EndpointsToChange(EndpointCriteria):
     dry_run: bool = False
     """Change nothing, and return the results that the same request would have without `dry_run`."""
     rotation: schemas.RotateSecret | None = None
-    """Scheme and overlap of the new secrets. Default: those of `POST /v1/endpoints/{id}/rotate-secret`. Only with the action
-    `rotate_secret`."""
+    """Scheme and overlap of the new secrets. Default: the defaults of `POST /v1/endpoints/{id}/rotate-secret`. Only with the
+    action `rotate_secret`."""
     cursor: routes.Cursor | None = None
     """`next_cursor` of the previous answer. Null: begin at the first endpoint."""
     limit: Annotated[int, Field(ge=1, le=MAX_ENDPOINTS)] = MAX_ENDPOINTS
@@ -217,7 +217,7 @@ def _still_selected(call: Call, wanted: EndpointsToChange, ids: list[str], custo
 
 
 def _locked(call: Call, ids: list[str], customer_id: str) -> dict[str, dict[str, Any]]:
-    """Lock endpoints, and return the rows of those that the customer has."""
+    """Lock endpoints, and return the rows of the customer's endpoints among them."""
     found = [endpoint_id for endpoint_id in ids if crud.lock(call, "endpoint", endpoint_id)]
     rows: dict[str, dict[str, Any]] = {}
     for first in range(0, len(found), crud.ROWS_PER_READ):

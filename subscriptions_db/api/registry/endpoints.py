@@ -234,8 +234,9 @@ def change_status(
 def rotate(call: Call) -> schemas.RotatedSecret:
     """Create a new signing secret. Each earlier secret signs too until the overlap ends, or until its own earlier end.
 
-    Raise Refused with 404 if there is no such endpoint. Raise it with 412 if `If-Match` or `If-None-Match` does not hold, and
-    with 422 if it is malformed. Raise RegistrationError if the endpoint would have more than five valid signing secrets.
+    Raise Refused with 404 if there is no such endpoint. Raise Refused with 412 if `If-Match` or `If-None-Match` does not hold,
+    and with 422 if one of them is malformed. Raise RegistrationError if the endpoint would have more than five valid signing
+    secrets.
     """
     before = crud.locked_row(call, "endpoint", _id(call))
     crud.require_conditions(call, get)

@@ -39,7 +39,7 @@ class EventTypeQuery(schemas.TextQuery):
     """Search criteria for the catalogue. `q` is searched in id and description."""
 
     deprecated: bool | None = None
-    """True: only deprecated event types. False: only the others."""
+    """True: only deprecated event types. False: only event types that are not deprecated."""
 
 
 class EventTypes(routes.ListPage):
@@ -66,8 +66,8 @@ class CatalogueEntry(described.DescribedModel):
     is_deprecated: bool = False
     """True: the catalogue has the type as deprecated."""
     keeps_to_schema: bool | None = None
-    """Null: not compared. The type is unknown or has no schema, or the payload is not JSON or cannot be checked. In the last
-    case, `errors` has the reason."""
+    """Null: not compared. The type is unknown or has no schema, or the payload is not JSON or cannot be checked. If it cannot
+    be checked, `errors` has the reason."""
     errors: list[SchemaViolation] = Field(default=[])
     """The first ten violations, or the reason why the payload cannot be checked."""
 

@@ -2,9 +2,9 @@
 
 Runs in the API. A customer may subscribe only to granted tenants (see subscriptions_db/api/registry/customers.py), and to its
 own operational events. A key that is limited to endpoints may not subscribe to operational events. The operator may make a
-subscription beyond the customer's grants. The customer may pause, resume and delete this subscription. A change by the customer
-is refused if the subscription would still have a tenant that is not granted: with another event type, for example, the customer
-would get other events of this tenant.
+subscription beyond the customer's grants. The customer may pause, resume and delete such a subscription. A change by the
+customer is refused if the changed subscription has a tenant that is not granted. Otherwise the customer could change the event
+type, for example, and get other events of this tenant.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def create(call: Call) -> schemas.RegisteredSubscription:
     * 422: the subscription is for tenants to which the key may not subscribe, or has more than MAX_SCOPES entries in a scope
       field.
     * 422: a customer's key chooses an id.
-    * 429: the customer's quota of subscriptions is used up, or that of tenants and sub-tenants in all its subscriptions. An
-      operator's key gets no 429.
+    * 429: the customer's quota of subscriptions is used up, or its quota of tenants and sub-tenants in all its subscriptions.
+      An operator's key gets no 429.
     """
     crud.require_quota(call, "subscription", call.bounds.max_subscriptions_per_customer)
     wanted = call.body_as(schemas.NewSubscription)
@@ -104,7 +104,8 @@ def update(call: Call) -> schemas.RegisteredSubscription:
     * 422: the subscription would be for tenants to which the key may not subscribe, or have more than MAX_SCOPES entries in
       a scope field.
     * 422: `If-Match` or `If-None-Match` is malformed.
-    * 429: the change adds tenants or sub-tenants, and the customer's quota of these is used up. An operator's key gets no 429.
+    * 429: the change adds tenants or sub-tenants, and the customer's quota of tenants and sub-tenants in all its subscriptions
+      is used up. An operator's key gets no 429.
     """
     before = crud.locked_row(call, "subscription", _id(call))
     crud.require_conditions(call, get)
@@ -169,8 +170,9 @@ def _scopes_of(document: dict[str, Any]) -> int:
 def _require_scope_quota(call: Call, *, adding: int) -> None:
     """Raise Refused with 429 if `adding` more tenants and sub-tenants would bring the customer's subscriptions above the quota.
 
-    Every reader of the registry holds these in memory. A request with an operator's key has no quota, and neither has a change
-    that adds none. Concurrent requests of the customer wait for each other, as in `crud.require_quota`.
+    The quota exists because every reader of the registry holds all tenants and sub-tenants of subscriptions in memory. A
+    request with an operator's key has no quota, nor has a change that adds no tenants or sub-tenants. Concurrent requests of
+    the customer wait for each other, as in `crud.require_quota`.
     """
     own, quota = call.principal.customer_id, call.bounds.max_scopes_per_customer
     if own is None or adding <= 0:

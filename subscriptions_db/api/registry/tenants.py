@@ -18,7 +18,7 @@ from subscriptions_db.postgres.sql import query
 
 
 class TenantQuotas(parts.ManifestPart):
-    """The quotas of a tenant, in place of the settings. They hold while `api.max_tenant_events_per_day` is not 0."""
+    """The tenant's own quotas, in place of the settings. They apply only while `api.max_tenant_events_per_day` is not 0."""
 
     events_per_day: Annotated[int, Field(ge=1, le=2**53)] | None = None
     """Events of the tenant that all keys together publish over HTTP in a day of UTC. Null: `api.max_tenant_events_per_day`."""

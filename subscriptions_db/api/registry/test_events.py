@@ -48,8 +48,8 @@ from subscriptions_db.manifest import event_types, mistakes, parts
 from subscriptions_db.snapshot import registry_reader
 
 MAX_SHARE_OF_CUSTOMER = 0.5
-"""Share of the test events and questions in flight that may go to the endpoints of one customer. The others are left for other
-customers."""
+"""Share of the maximum of test events and questions in flight that one customer's endpoints may take. The rest is left for
+other customers."""
 MAX_KNOWN = 10_000
 """Maximum endpoints whose rate of test events one process remembers."""
 SOURCE, TENANT = "fanout.test", TenantId("fanout-test")
@@ -106,8 +106,9 @@ class TestEventSender:
     ) -> None:
         """Each endpoint gets at most `max_per_s` test events and questions a second from this process of the API.
 
-        At most `max_at_once` test events and questions of this process are in flight, to all endpoints together. The endpoints
-        of one customer get at most MAX_SHARE_OF_CUSTOMER of them. An attempt takes at most `timeout_s` seconds.
+        At most `max_at_once` test events and questions of this process are in flight, to all endpoints together. To the
+        endpoints of one customer, at most the share MAX_SHARE_OF_CUSTOMER of `max_at_once` is in flight. An attempt takes at
+        most `timeout_s` seconds.
         """
         self._max_per_s = max_per_s
         self._max_at_once = max_at_once
@@ -146,8 +147,8 @@ class TestEventSender:
     async def ask(self, to: origin.Target, record: Callable[[], Awaitable[None]]) -> transport.Response | errors.AttemptFailed:
         """Ask a receiver for permission to deliver: call `record`, which stores the question, then send an OPTIONS request.
 
-        Return the receiver's response, or the error of the attempt. Raise Refused for the reasons of `send`. `record` is not
-        called then, because a stored question replaces an earlier one.
+        Return the receiver's response, or the error of the attempt. Raise Refused for the reasons of `send`. In these cases
+        `record` is not called, because a stored question would replace an earlier one.
         """
         with self._within_limits(to.endpoint):
             await record()

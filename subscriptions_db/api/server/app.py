@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 BYTES = "application/octet-stream"
 HEALTH = "/healthz"
-"""The path of the liveness probe. It is answered however many requests are in flight: a restart would help none of them."""
+"""The path of the liveness probe, which is answered however many requests are in flight: a restart would help no request."""
 TOO_LONG = "the request exceeded api.request_timeout_s and may be executed: try again, with the same Idempotency-Key and ids"
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
@@ -370,7 +370,7 @@ def _header(request: web.Request, name: str) -> str | None:
 
 
 def _conditions(route: Route, request: web.Request) -> etags.Conditions:
-    """Return the conditions for a route that may answer 412, else UNCONDITIONAL; raise Refused for conditions it refuses."""
+    """Return the conditions for a route that may answer 412, else UNCONDITIONAL; raise Refused if it refuses conditions."""
     if route.refuses_conditions:
         etags.require_none(request.headers)
     if not route.may_answer_412:

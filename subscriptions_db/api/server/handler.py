@@ -43,7 +43,7 @@ class ApiRequest:
     conditions: etags.Conditions = etags.UNCONDITIONAL
     """`If-Match` and `If-None-Match` of a change of a resource. UNCONDITIONAL for other requests."""
     deprecations: set[Deprecation] = field(default_factory=set)
-    """The deprecation of the operation. The validation adds those of the request's parameters and fields."""
+    """The deprecation of the operation. The validation adds the deprecations of the request's parameters and fields."""
 
     def digest(self, route: Route) -> bytes:
         """Return a digest of route, path, query, body and conditions, by which repeats of a request are recognised.
@@ -75,7 +75,8 @@ class ApiAnswer:
     """Set if the handler asks for a test event, which is recorded and then sent. The result of its attempt takes the place of
     `document` in the answer."""
     exchange: routes.PendingQuestion | None = None
-    """A request for a receiver's permission (a question), to record, then to send. The reply decides the document."""
+    """A request for a receiver's permission (a question), to record, then to send. The receiver's reply decides the
+    document."""
     awaited: routes.LongPoll | None = None
     """Set if the handler found nothing, and the request may wait (long_polls.py)."""
     following: routes.SnapshotRequest | None = None
@@ -216,7 +217,7 @@ def _document(body: bytes) -> dict[str, Any]:
 
 
 def _with_any_bytes(header: str) -> str:
-    """Return a header as JSON can carry it. aiohttp makes surrogates of bytes that are not UTF-8; ASCII stays as it is."""
+    """Return a header as text that JSON can carry: aiohttp makes surrogates of bytes that are not UTF-8. ASCII is unchanged."""
     return header.encode(errors="surrogateescape").decode("latin-1")
 
 

@@ -24,7 +24,8 @@ from subscriptions_db.api.contract.routes import Route
 from subscriptions_db.api.server.handler import ApiAnswer, ApiRequest
 
 TIMEOUT: web.RequestKey[asyncio.Timeout] = web.RequestKey("bound", asyncio.Timeout)
-"""The request's timeout. A long poll extends it by its wait, and a request that sends to a receiver by the receiver's time."""
+"""The request's timeout. A long poll extends the timeout by its wait. A request that sends something to a receiver extends the
+timeout by the time that the receiver may take."""
 
 Answer = Callable[[Route, ApiRequest], Awaitable[ApiAnswer]]
 """Execute a request in a transaction, and return its answer."""

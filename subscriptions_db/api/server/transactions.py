@@ -72,12 +72,11 @@ class Store:
     def transaction(self, principal: Principal, *, is_change: bool = True) -> Iterator[connect.Connection]:
         """Yield a connection in a transaction with the rights of the principal; commit at the end, or roll back on an error.
 
-        A read sees one consistent snapshot. A change does not: after it waited for a lock, it must see the row as committed.
-        A change waits for a lock for a second at most, then raises RegistryUnavailable. Its commit waits for other commits
-        until the statement timeout.
-        `is_change` is False for reads, and for the audit entry of a test event, which locks no row. Raise SettingsError if the
-        key ring does not fit the registry. Errors of Postgres become RegistryUnavailable, RegistryOutdated or
-        RegistrationError.
+        A read sees one consistent snapshot. A change does not: after a wait for a lock, it must see the row as the other
+        transaction has committed it. A change waits for a lock for a second at most, then raises RegistryUnavailable. Its
+        commit waits for other commits until the statement timeout. `is_change` is False for reads, and for the audit entry of a
+        test event, which locks no row. Raise SettingsError if the key ring does not fit the registry. Errors of Postgres become
+        RegistryUnavailable, RegistryOutdated or RegistrationError.
         """
         self._require_ring()
         customer_id = principal.customer_id
@@ -169,7 +168,8 @@ class Store:
         """Yield a connection in a transaction, which the pool commits, or rolls back after an error.
 
         `begin` names the statement that begins the transaction: `begin_read` or `begin_change`. With CUSTOMER_ROLE, the
-        transaction sees the rows of `customer_id`, and only of the endpoints `endpoint_ids` (comma-separated; empty: of all).
+        transaction sees the rows of `customer_id`, and only rows of the endpoints `endpoint_ids` (comma-separated; empty: of
+        all its endpoints).
         """
         with self._connection() as connection:
             # One round trip for both statements needs a cursor that binds parameters on the client.

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from subscriptions_db.api.contract import problems
 
 MAX_WAITING_SHARE = 0.5
-"""Share of `api.max_waiting` that the requests of one customer may take while their bodies arrive, or while they wait for a
-thread. So may those of one key without a customer while their bodies arrive, and of one key that publishes until they are
-answered. The others are left for other customers and keys."""
+"""Share of `api.max_waiting` that the waiting requests of one customer, or of one key without a customer, may take. The rest is
+left for other customers and keys. A request counts as waiting while its body arrives. A request of a customer also counts while
+it waits for a thread. A request that publishes counts until it is answered."""
 
 T = TypeVar("T")
 
@@ -27,9 +27,9 @@ T = TypeVar("T")
 class WorkerThreads:
     """The threads on which requests work: one for each connection to Postgres.
 
-    The requests of one customer occupy all threads but one at most, so that they do not block the requests of other customers.
-    If there is only one thread, they may occupy it. Further requests of the customer wait on the event loop, in the order in
-    which they came.
+    The requests of one customer occupy at most all threads but one, so that other customers' requests find a free thread. If
+    there is only one thread, one customer's requests may occupy it. Further requests of the customer wait on the event loop, in
+    the order in which they came.
     """
 
     def __init__(self, count: int, *, max_waiting: int) -> None:
@@ -83,9 +83,9 @@ class WorkerThreads:
 
 
 def _release(free: asyncio.Semaphore, loop: asyncio.AbstractEventLoop, _: concurrent.futures.Future[Any]) -> None:
-    """Give a thread back to the requests of its customer.
+    """Let a further request of a customer take a thread, because a request of the customer has ended.
 
-    Runs on this thread after the work, or on the event loop if the work is cancelled before it begins.
+    Runs on the thread that has done the work, or on the event loop if the work is cancelled before it begins.
     """
     if not loop.is_closed():
         loop.call_soon_threadsafe(free.release)

@@ -119,8 +119,8 @@ class RedrivenRow:
 class ArchivedRecord:
     """All that the archive writes for one Kafka record.
 
-    The rows are a dead letter, or attempts and redrive notes, or none. There can also be counts (of replays, and by hour) and
-    signals about the health of endpoints.
+    The rows are a dead letter, or attempts and redrive notes, or none. A record can also have counts (of replays, and by hour)
+    and signals about the health of endpoints.
     """
 
     topic: str
@@ -174,7 +174,7 @@ def dead_letter_row(letter: DeadLetter, document: dict[str, Any]) -> DeadLetterR
 def topic_record(letter: bytes, payload: bytes) -> bytes:
     """Rebuild the record of the dead-letter topic from an archived dead letter.
 
-    The payload becomes the last field. The reason and the error classes are those that customers see.
+    The payload becomes the last field. The record has the reason and the error classes that customers see.
     """
     return orjson.dumps(orjson.loads(letter) | {"payload_base64": base64.b64encode(payload).decode()})
 
@@ -257,8 +257,9 @@ def redriven_rows(record: LogRecord) -> list[RedrivenRow]:
 def replay_counts(record: LogRecord) -> list[ReplayCounts]:
     """Count the delivered and the skipped deliveries of replays in a record of the attempts topic.
 
-    A redriven dead letter counts as -1 dead letter, because its delivery waits again. Each entry of such deliveries gives one
-    item, so a replay may have several. `replay_counts_of_dead_letter` counts dead letters.
+    A redriven dead letter counts as -1 dead letter, because its delivery waits again. Each log entry about a delivery of a
+    replay gives one item, so the result may have several items of one replay. `replay_counts_of_dead_letter` counts dead
+    letters.
     """
     return list(_replay_counts(record))
 

@@ -20,7 +20,7 @@ BOUNDS_MS = tuple(2.0 ** (number / BUCKETS_OF_A_DOUBLING) for number in range(DO
 """Upper bounds of the buckets, inclusive. The first bucket has all times up to 1 ms. Stored histograms have these buckets, so
 the bounds must not change."""
 _MIDDLES_MS = (1.0, *map(math.sqrt, map(operator.mul, BOUNDS_MS, BOUNDS_MS[1:])))
-"""Estimates for the times in each bucket: 1 ms for the first, the geometric middle for the others."""
+"""Estimates for the times in each bucket: 1 ms for the first bucket, the geometric middle for the others."""
 
 Histogram = dict[int, int]
 """Number of a bucket → number of times in it."""
@@ -36,7 +36,7 @@ class HourCounts:
     dead_lettered: int = 0
     skipped: int = 0
     attempts: int = 0
-    """Requests. A batch is one."""
+    """Requests. A request with a batch counts once."""
     error_classes: dict[str, int] = field(default_factory=dict)
     """Error class → number of failed attempts."""
     durations: Histogram = field(default_factory=dict)

@@ -132,7 +132,7 @@ def _write_audit_entries(connection: connect.Connection, redriven: collections.C
 
 
 def forget(connection: connect.Connection, before: dt.date) -> None:
-    """Delete the notes that were stored before a day. The archive does not have the dead letters that they name.
+    """Delete the notes that were stored before a day. The dead letters that these notes name are not in the archive.
 
     Kafka deleted these dead letters before the archive read them, or the archive left them out as unreadable. Or their
     partitions of the archive were dropped before the notes arrived.

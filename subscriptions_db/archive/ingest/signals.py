@@ -1,8 +1,9 @@
 """Derive signals about the health of endpoints (endpoint_health.py) from records of the attempts and dead-letter topics. Pure.
 
 Runs in `fanout archive`. A postponed or dead-lettered operational event gives no signal: otherwise each operational event could
-cause another one, without end. The attempts of an operational event give signals. So does a postponed batch, because the events
-of a batch are not examined. An attempt that failed by a fault of the platform (LocalFailure) gives no signal.
+cause another one, without end. The attempts of an operational event give signals. A postponed batch gives a signal even if it
+has operational events, because the events of a batch are not examined. An attempt that failed by a fault of the platform
+(LocalFailure) gives no signal.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from subscriptions_db.archive.notifications.endpoint_health import Signal, Signa
 def log_signals(record: LogRecord, at: dt.datetime) -> list[Signal]:
     """Return the signals of a record of the attempts topic. Consecutive signals of one kind are merged into one.
 
-    The merged signal has the reason of the last one. `at` is the time at which the record was written.
+    The merged signal has the reason of the last merged signal. `at` is the time at which the record was written.
     """
     signals: list[Signal] = []
     for kind, times, reason in _signals(record.entries):

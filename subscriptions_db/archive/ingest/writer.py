@@ -64,8 +64,8 @@ def restart_partition(connection: connect.Connection, place: TopicPartition, sta
     """Set a partition's next offset to `first`, the offset of its first record, because its topic was created again.
 
     Also increment its incarnation, which distinguishes the new records from archived ones with the same offsets. `stale` is the
-    next offset that the caller has read from Postgres. If another process has changed it since, nothing happens. Raise
-    RegistryUnavailable if Postgres is unavailable.
+    next offset that the caller has read from Postgres. If another process has changed the next offset since, nothing happens.
+    Raise RegistryUnavailable if Postgres is unavailable.
     """
     _move(connection, "restart_archive_offset", place, stale, first)
 
@@ -73,7 +73,7 @@ def restart_partition(connection: connect.Connection, place: TopicPartition, sta
 def skip_lost(connection: connect.Connection, place: TopicPartition, stale: int, first: int) -> None:
     """Set a partition's next offset to `first`, because Kafka has deleted the records before it.
 
-    So the next start does not report the same loss again. `stale` and the errors are those of `restart_partition`.
+    So the next start does not report the same loss again. `stale` and the errors are as in `restart_partition`.
     """
     _move(connection, "skip_archive_offset", place, stale, first)
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 MIN_FAILURES = 5
-"""Consecutive failed attempts before an endpoint counts as failing. As many open a worker's circuit breaker, where a timeout
-counts as three. Fewer say little about an endpoint that gets one event a day."""
+"""Consecutive failed attempts before an endpoint counts as failing. The same number opens a worker's circuit breaker, where a
+timeout counts as three failures. Fewer failures say little about an endpoint that gets one event a day."""
 
 
 class EventKind(enum.StrEnum):
@@ -129,7 +129,7 @@ class OperationalEvent(NamedTuple):
 
     @property
     def event_id(self) -> str:
-        """Return the id: a digest of kind, subject, time and `about`. Events that are equal in these four have the same id."""
+        """Return the id: a digest of kind, subject, time and `about`. Events with the same four values have the same id."""
         about = f"{self.subject_id}\0{self.kind}\0{self.at.astimezone(dt.UTC).isoformat()}"
         about += f"\0{self.about}" if self.about else ""
         return "op_" + hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
@@ -191,9 +191,9 @@ def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[E
 def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
     """Report a disabled endpoint, and reset its failures, so that earlier failures do not count once it is enabled again.
 
-    A signal changes nothing if the `disabled` event for its `since` was made already. Less than `quiet_s` seconds after
-    another `disabled` event of the endpoint, no report is made. `outbox.record_due` repeats the signal until the report is
-    made, or has been due for `outbox.LATE_S` seconds. A failing endpoint stays failing, with its failures, until the report,
+    A signal changes nothing if the `disabled` event for the signal's `since` was made already. Less than `quiet_s` seconds
+    after another `disabled` event of the endpoint, no report is made. `outbox.record_due` repeats the signal until the report
+    is made, or has been due for `outbox.LATE_S` seconds. A failing endpoint stays failing, with its failures, until the report,
     because a `recovered` or `disabled` event must follow each `failing` event.
     """
     since = signal.since or signal.at

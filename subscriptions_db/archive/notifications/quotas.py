@@ -1,8 +1,9 @@
 """Find reached quotas of customers and tenants, and make an operational event about each (docs/operational-events.md).
 
 Runs in `fanout archive`. `after` decides, and is pure. A quota is reached when its customer or tenant has as much as the quota
-allows. A quota of 0 never counts as reached. While a quota stays reached, at most one event is made about it, for a daily quota
-at most one a day. The API reads `reached_quotas` to refuse replays (subscriptions_db/api/deliveries/replays.py).
+allows. A quota of 0 never counts as reached. While a quota stays reached, at most one event is made about it. For a daily
+quota, at most one event a day is made. The API reads `reached_quotas` to refuse replays
+(subscriptions_db/api/deliveries/replays.py).
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class Quota(enum.StrEnum):
     DEAD_LETTERS = "dead_letters"
     """Dead letters that wait."""
     EVENTS_PER_DAY = "events_per_day"
-    """Events of a tenant that were published over HTTP today. The others are quotas of customers."""
+    """Events of a tenant that were published over HTTP today. All other members are quotas of customers."""
 
 
 class DefaultQuotas(NamedTuple):
-    """The quotas of customers and tenants without their own (delivery.config.service_settings.ApiSettings)."""
+    """The quotas of customers and tenants that have no quotas of their own (delivery.config.service_settings.ApiSettings)."""
 
     endpoints: int
     subscriptions: int
@@ -80,7 +81,7 @@ def after(
     """Return the row of a subject after a check of its quota, and the operational event that follows, if any.
 
     `known` is the stored row, or a row of `_found`. `most` is the quota if it is reached now, and else None. `policy` None: no
-    event follows. None in place of the row: the caller deletes the stored row.
+    event follows. If the returned row is None, the caller deletes the stored row.
 
     1. The quota is not reached: the row stays until `quiet_s` seconds after the last event, because it delays the next event.
        Without an event or without `policy`, the row is deleted at once.
@@ -116,9 +117,9 @@ def record(
 ) -> Mapping[Quota, int]:
     """Check all quotas in a transaction, store the events that follow, and return how many subjects have reached each quota.
 
-    The cost grows with the endpoints, the subscriptions and the waiting dead letters up to each customer's quota. Raise
-    RegistryUnavailable, and change nothing, if Postgres does not answer, a statement takes longer than `look_timeout_s`, or a
-    right is missing. Raise RegistryOutdated if a table is missing.
+    The cost grows with the numbers of endpoints, subscriptions and waiting dead letters. The dead letters of a customer are
+    counted only up to the customer's quota. Raise RegistryUnavailable, and change nothing, if Postgres does not answer, a
+    statement takes longer than `look_timeout_s`, or a right is missing. Raise RegistryOutdated if a table is missing.
     """
     with connect.translated_errors(), connection.transaction():
         connection.execute(query("bound_statements"), {"most_ms": round(look_timeout_s * 1000)})

@@ -109,7 +109,7 @@ def get(connection: connect.Connection, customer_id: str, position: int) -> Arch
 
 
 def discard(connection: connect.Connection, customer_id: str, positions: Sequence[int], *, now: dt.datetime) -> list[int]:
-    """Discard waiting dead letters for all consumers; return the positions of the discarded ones, which stay archived."""
+    """Discard waiting dead letters for all consumers, and return their positions. The archive keeps discarded dead letters."""
     return _mark(connection, customer_id, positions, LetterState.DISCARDED, now, from_states=[LetterState.WAITING])
 
 
@@ -194,8 +194,9 @@ def nearest(
 ) -> FoundLetters:
     """Search dead letters before or after the position `place`; return the positions of the first matches.
 
-    At most `most` dead letters are examined, the nearest to `place` first. At most `limit` positions are returned. `among`
-    chooses between before and after `place`, and between waiting dead letters and those that are parked for `consumer`.
+    At most `most` dead letters are examined, the nearest to `place` first. At most `limit` positions are returned. `among` says
+    whether the search goes before or after `place`, and whether it searches waiting dead letters, or dead letters that are
+    parked for `consumer`.
     """
     asked = {"customer_id": customer_id, "name": consumer, "place": place, "limit": limit, "most": most}
     asked |= selection.parameters()
@@ -231,7 +232,7 @@ def fitting_letters(
 
 
 def sizes(connection: connect.Connection, customer_id: str, positions: Sequence[int]) -> list[int]:
-    """Return about how many bytes each dead letter takes in an answer of the API, in the order of the positions; 0: missing."""
+    """Return about how many bytes each dead letter takes in an API answer, in the order of the positions. 0: no dead letter."""
     if not positions:
         return []
     with connect.translated_errors():
@@ -245,8 +246,9 @@ def page(row: dict[str, Any], *, place: int, most: int) -> FoundLetters:
 
     `place` is the archive position after or before which the search began.
     1. The page has as many matches as were asked for: there may be more beyond the last of them.
-    2. The page has fewer matches, and fewer than `most` dead letters were examined: none remained, so there are no more.
-    3. The page has fewer matches, and `most` dead letters were examined: there may be more.
+    2. The page has fewer matches, and fewer than `most` dead letters were examined: no dead letters are left to examine, so
+       there are no more matches.
+    3. The page has fewer matches, and `most` dead letters were examined: there may be more matches.
     """
     if row["looked_at"] is None:
         return FoundLetters(row["positions"], row["positions"][-1], has_more=True)
@@ -282,7 +284,7 @@ def _mark(
 
 
 def _at(customer_id: str, positions: Sequence[int]) -> dict[str, Any]:
-    """Return the parameters of a statement about these positions. With `first` and `last`, Postgres skips other partitions."""
+    """Return the parameters of a statement about these positions. `first` and `last` let Postgres skip other partitions."""
     return {"customer_id": customer_id, "positions": list(positions), "first": min(positions), "last": max(positions)}
 
 

@@ -27,8 +27,8 @@ from subscriptions_db.postgres.sql import query
 MAX_LEASE_S = 43_200.0
 """Maximum seconds of a lease: twelve hours."""
 MAX_UNACKNOWLEDGED = 10_000
-"""Maximum dead letters of one consumer that were leased and not acked. At the limit, a poll leases only those whose lease has
-expired or that were nacked. Parked dead letters do not count."""
+"""Maximum dead letters of one consumer that were leased and not acked. At the limit, a poll leases only nacked dead letters,
+and dead letters whose lease has expired. Parked dead letters do not count."""
 MAX_PARKED_PER_POLL = 1000
 """Maximum expired leases that one poll examines for parking. The next poll continues."""
 _BEGINNING = 0
@@ -44,7 +44,8 @@ class ConsumerState:
     """The position up to which the consumer has read. Polls lease only later dead letters for the first time."""
     created_at: dt.datetime
     unacknowledged: int
-    """Dead letters that were leased and not acked yet, also those with an expired lease and nacked ones. Not parked ones."""
+    """Dead letters that were leased and not acked yet, also nacked ones and ones with an expired lease. Parked ones do not
+    count."""
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. None: never."""
 
@@ -105,7 +106,7 @@ def create(
 
 
 def list_consumers(connection: connect.Connection, customer_id: str, name: str | None = None) -> list[ConsumerState]:
-    """Return a customer's consumers, sorted by name, or only the one with this name."""
+    """Return a customer's consumers, sorted by name, or only the consumer `name`."""
     with connect.translated_errors():
         found = connection.execute(query("consumers"), {"customer_id": customer_id, "name": name})
         return [_consumer(row) for row in found]
@@ -145,8 +146,8 @@ def lease(
     The leases end after `lease_s` seconds, at most MAX_LEASE_S. Dead letters of the first kind have priority:
 
     1. Dead letters that were unparked, whose lease has expired, or whose wait after a nack is over. A dead letter that was
-       leased `max_receives` times is parked instead; a call examines at most `max_parked` expired leases for that. The lease of
-       a dead letter that was discarded or redriven since is deleted.
+       leased `max_receives` times is parked instead. A call examines at most `max_parked` expired leases to park dead letters.
+       The lease of a dead letter that was discarded or redriven since is deleted.
     2. Dead letters after the consumer's `read_until`, until it has `max_unacknowledged` dead letters without an ack.
 
     The search for the second kind runs in `of_whole_customer`. This context lifts the restriction of an API key that reaches
@@ -247,9 +248,9 @@ def _new(
 ) -> tuple[list[ArchivedDeadLetter], bool]:
     """Lease at most `limit` matching dead letters after the consumer's `read_until`.
 
-    Move `read_until` past the examined dead letters. Return the leased ones, and True if there may be more. With `limit` 0,
-    examine nothing, and return an empty list and False. `held` are the bytes that the answer has already. `key` names the
-    consumer, `consumer` is its row, and `taken` has the token and the times of the leases.
+    Move `read_until` past the examined dead letters. Return the leased dead letters, and True if there may be more. With
+    `limit` 0, examine nothing, and return an empty list and False. `held` are the bytes that the answer has already. `key`
+    names the consumer, `consumer` is its row, and `taken` has the token and the times of the leases.
     """
     if not limit:
         return [], False

@@ -19,14 +19,14 @@ MAX_EXAMINED = 100_000
 """Maximum dead letters that a count by search criteria examines. Such a count took 7 to 50 ms with a million dead letters of
 one customer, on a shared machine of two cores."""
 MAX_EXAMINED_BY_TEXT = 5000
-"""Maximum dead letters that a count by a text examines. Each is read as a whole: 20,000 took 264 ms."""
+"""Maximum dead letters that a count by a text examines. Each dead letter is read as a whole: 20,000 took 264 ms."""
 MAX_EXAMINED_OF_CONSUMER = 10_000
 """Maximum dead letters of each kind that the count of one consumer examines. The kinds: not leased yet, with an ended lease
 (expired or nacked), and parked. The count takes 1 to 2 ms. With 10,000 ended leases it takes 14 to 19 ms, with a million
 parked ones 14 to 140 ms."""
 MAX_EXAMINED_IN_LIST = 1000
-"""Maximum dead letters of each kind that the count of each consumer in a list examines. A list of 100 takes 16 to 21 ms, and
-about 1 ms more for a consumer with 1,000 ended leases."""
+"""Maximum dead letters of each kind that the count of each consumer in a list examines. A list of 100 consumers takes 16 to 21
+ms, and about 1 ms more for each consumer with 1,000 ended leases."""
 
 
 class Count(NamedTuple):
@@ -41,12 +41,12 @@ class ConsumerCounts(NamedTuple):
     """Numbers of a consumer's dead letters that are not acked, by their state."""
 
     waiting: Count
-    """Dead letters that are not leased yet, that were nacked, or whose lease has expired. Polls lease or park them. Those that
-    were discarded or redriven since do not count."""
+    """Dead letters that are not leased yet, that were nacked, or whose lease has expired. Polls lease or park them. Discarded
+    and redriven dead letters do not count."""
     leased: int
     """Dead letters with a lease that has not expired, also those that were discarded or redriven since."""
     parked: Count
-    """Parked dead letters. Those that were discarded or redriven since do not count."""
+    """Parked dead letters. Discarded and redriven ones do not count."""
 
 
 def of_dead_letters(
@@ -69,8 +69,8 @@ def of_parked(
 ) -> Count:
     """Return the number of matches among a consumer's oldest `most` parked dead letters.
 
-    Those that were discarded or redriven since are examined, and do not match. With `selection.text`, at most
-    MAX_EXAMINED_BY_TEXT are examined.
+    Dead letters that were discarded or redriven since are examined, and do not match. With `selection.text`, at most
+    MAX_EXAMINED_BY_TEXT dead letters are examined.
     """
     return _counted(connection, "parked_after", {"customer_id": customer_id, "name": consumer}, selection, most)
 
@@ -80,8 +80,8 @@ def _counted(
 ) -> Count:
     """Return the number of matches among the oldest `most` dead letters that the statement `among` examines.
 
-    With `selection.text`, at most MAX_EXAMINED_BY_TEXT of them are examined. `owner` has the parameters of the statement that
-    name the customer or the consumer.
+    With `selection.text`, at most MAX_EXAMINED_BY_TEXT dead letters are examined. `owner` has the parameters of the statement
+    that name the customer or the consumer.
     """
     most = most if selection.text is None else min(most, MAX_EXAMINED_BY_TEXT)
     asked = owner | {"place": 0, "most": most} | selection.parameters()

@@ -88,10 +88,10 @@ def unpark(
 ) -> Unparked:
     """Give parked dead letters back to their consumer: those at `positions`, or all for None.
 
-    Return their positions, and whether more of them are still parked.
-    The number of leases of each begins at zero again. Positions that are not parked are ignored. One call unparks at most
-    MAX_UNPARKED. It unparks fewer if the consumer would have more than `max_unacknowledged` dead letters without an ack. Raise
-    RegistrationError if the consumer does not exist.
+    Return the positions of the unparked dead letters, and whether the call has left some of the requested ones parked. The
+    number of leases of each dead letter begins at zero again. Positions without a parked dead letter are ignored. One call
+    unparks at most MAX_UNPARKED dead letters, and fewer if the consumer would otherwise have more than `max_unacknowledged`
+    dead letters without an ack. Raise RegistrationError if the consumer does not exist.
     """
     key: dict[str, Any] = {"customer_id": customer_id, "name": name}
     with connect.translated_errors(), connect.in_transaction(connection):

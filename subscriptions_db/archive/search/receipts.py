@@ -38,7 +38,7 @@ class ReceiptResult(NamedTuple):
     refusal: ReceiptRefusal | None
     """None: the dead letter was acked, nacked or extended."""
     until: dt.datetime | None = None
-    """The new end of the lease, if the request has extended it."""
+    """The new end of an extended lease. None: the lease was not extended."""
 
 
 def ack(connection: connect.Connection, customer_id: str, name: str, receipts: Sequence[ReceiptHandle]) -> list[ReceiptResult]:
@@ -115,7 +115,7 @@ def _refusal(receipt: ReceiptHandle, row: dict[str, Any]) -> ReceiptRefusal:
     """Return why the SQL statement refused a receipt handle. `row` has the lease as it was before the statement.
 
     The first reason that applies:
-    1. LEASED_AGAIN: another receipt handle has the dead letter's lease, or had the last one before the dead letter was parked.
+    1. LEASED_AGAIN: another receipt handle has the dead letter's lease, or had the last lease before the letter was parked.
     2. PARKED: the dead letter is parked, and this receipt handle had the last lease.
     3. TOO_LONG: this receipt handle has the lease, and the lease has reached its maximum length.
     4. NOT_LEASED: there is no lease.

@@ -1,9 +1,9 @@
 """Read pages of a customer's records, and count records, for the searches of attempts and deliveries.
 
-Runs in the API. A record is a row of the table of attempts. One call examines a bounded number of records, so a search
-with a rare criterion costs no more than one without criteria. Records of other endpoints, `webhook-id`s and times than those
-searched for do not count as examined. Records are sorted by time. A reader that pages by cursor misses a record that is
-archived after the reader has passed the record's time. A program that must miss no attempt reads the attempts topic.
+Runs in the API. A record is a row of the table of attempts. One call examines a bounded number of records, so a search with a
+rare criterion costs no more than one without criteria. Only records of the endpoint, the `webhook-id` and the period that the
+search names count as examined. Records are sorted by time. A reader that pages by cursor misses a record that is archived after
+the reader has passed the record's time. A program that must miss no attempt reads the attempts topic.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def parameters(customer_id: str, asked: selection.SearchFilter) -> dict[str, Any
 def _last_looked_at(connection: connect.Connection, side: str, asked: dict[str, Any]) -> RecordPosition | None:
     """Return where a search continues that has examined `asked["most"]` records and found too few matches for a page.
 
-    This is the position of the last examined record. None: fewer records were left, so the search is complete.
+    The result is the position of the last examined record. None: fewer records were left, so the search is complete.
     """
     statement = "with looked_at as (" + query(f"records_{side}") + ")" + query(f"last_record_{side}")
     last = connection.execute(statement, asked, prepare=False).fetchone()
