@@ -308,7 +308,7 @@ def carry_out_replays(connection):
     """Make every change to replays that `fanout archive` makes in Postgres."""
     assert registry_reader.read_routes(connection, EndpointId("ep1")).endpoints == {}
     assert registered_rows.revision(connection) >= 0
-    [replay] = progress.resumable(connection, after=0, max_pending=1)
+    [replay] = progress.resumable(connection, max_pending=1)
     with progress.locked(connection, replay) as held:
         progress.begin(connection, held, [progress.PartitionProgress("orders", 0, 3, 9)], is_whole=True, now=archive.NOW)
         reached = progress.next_partition(connection, held)._replace(next_offset=9)
