@@ -230,7 +230,8 @@ class BatchFound(EventRejected):
     def __init__(self, events: int, written_bytes: int) -> None:
         super().__init__(
             "unsupported",
-            f"the record is a batch of {events} events, and no event itself: a lane writes each as a record of its own",
+            f"the record is a batch of {events} events, and no event itself. A lane writes each event as a record of its own: "
+            "here, give each event by itself",
         )
         self.args = (events, written_bytes)
         self.events = events

@@ -31,7 +31,7 @@ def terms(folder: Path | None, replaced: Iterable[str] | None, profiled: profile
     """
     pairs = [pair.partition("=") for pair in replaced or ()]
     if wrong := [name for name, separator, _ in pairs if not separator]:
-        raise typer.BadParameter(f"--set {wrong[0]} has no value: write area.field=value")
+        raise typer.BadParameter(f"--set {wrong[0]} has no value, so nothing was started: write area.field=value")
     overrides = {name: value for name, _, value in pairs}
     return stage.Terms(say=say, folder=folder, overrides=overrides, profiler=profiled)
 

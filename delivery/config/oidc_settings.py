@@ -46,9 +46,13 @@ class OidcSettings(Area):
     @pydantic.model_validator(mode="after")
     def _is_whole(self) -> OidcSettings:
         if self.issuer and not self.audience:
-            raise ValueError("issuer needs oidc.audience, the claim `aud` of tokens for this API")
+            raise ValueError(
+                "oidc.audience is empty, and oidc.issuer is set: set oidc.audience to the claim `aud` of tokens for this API"
+            )
         if self.issuer and not self.scopes:
-            raise ValueError('issuer needs oidc.scopes, such as `fanout-admins = "operator"`')
+            raise ValueError(
+                'oidc.scopes is empty, and oidc.issuer is set: set oidc.scopes, such as `fanout-admins = "operator"`'
+            )
         return self
 
     @property

@@ -139,8 +139,8 @@ def warn_of_open_guard(lane: settings.DeliverySettings) -> None:
     """
     if opened := opened_for_development(lane):
         log.warning(
-            "the address guard is OPEN for development: %s. An endpoint of any customer may use these. In production, remove "
-            "delivery.allow_networks, allow_http and an empty allow_ports", opened,
+            "the address guard is OPEN for development: %s. This process starts all the same, and an endpoint of any customer "
+            "may use these. In production, remove delivery.allow_networks, allow_http and an empty allow_ports", opened,
         )  # fmt: skip
 
 

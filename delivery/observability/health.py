@@ -81,11 +81,13 @@ def liveness(facts: Facts, stalled_after_s: float) -> ProbeAnswer:
     3. Anything else: ok.
     """
     if facts.phase is QueryPhase.ENDED:
-        return ProbeAnswer(ok=False, reason="the lane's query has ended: restart the process, the log names the cause")
-    if should_progress(facts) and facts.stalled_s > stalled_after_s:
-        return ProbeAnswer(
-            ok=False, reason=f"{facts.phase}, and nothing has been committed for {facts.stalled_s:.0f} s: restart the process"
+        problem = (
+            "the lane's query has ended, and the lane's records wait in Kafka: restart the process; the log names the cause"
         )
+        return ProbeAnswer(ok=False, reason=problem)
+    if should_progress(facts) and facts.stalled_s > stalled_after_s:
+        problem = f"{facts.phase}, and nothing has been committed for {facts.stalled_s:.0f} s: work waits. Restart the process"
+        return ProbeAnswer(ok=False, reason=problem)
     return ProbeAnswer(ok=True, reason=f"paused: {facts.pause_reason}" if facts.pause_reason else facts.phase.value)
 
 

@@ -38,9 +38,9 @@ JOB_TIMEOUT_S = 5
 MAX_ANSWER_BYTES = 64 * 1024
 """Maximum bytes that are read of the answer to /readyz. The job's own answer has some hundred bytes for each lane."""
 NEXT_STEPS = {
-    "starting": "wait some seconds, then run `fanout doctor` again",
+    "starting": "the lane delivers nothing until it has started. Wait some seconds, then run `fanout doctor` again",
     "stopping": "the job ends after its micro-batches; start it again to deliver further events",
-    "ended": "the job's log names the cause; correct it, and start the job again",
+    "ended": "the lane delivers nothing. The job's log names the cause: correct it, and start the job again",
     "paused: waits for the Lease": "this driver delivers nothing until then. If the holder should not run, stop it",
     "paused: the Lease": "wait some seconds, then run `fanout doctor` again",
 }
@@ -111,7 +111,10 @@ def _findings(config: settings.Settings, checks: dict[str, Callable[[settings.Se
                 "to the maintainers of the platform",
                 subject,
             )
-            text = f"the check ended with an unforeseen {type(exc).__name__}: send the traceback in the log to the maintainers"
+            text = (
+                f"not checked to the end, because of an unforeseen {type(exc).__name__}, and all other checks run: send the "
+                "traceback in the log to the maintainers of the platform"
+            )
             yield Diagnosis(subject=subject, is_fine=False, text=text)
         else:
             yield Diagnosis(subject=subject, is_fine=True, text=text)
@@ -126,7 +129,10 @@ def _python(_: settings.Settings) -> str:
     version = sys.version.split()[0]
     if sys.base_prefix == "/usr" or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")):
         return version
-    return f"{version}, compiled without --enable-optimizations: workers take about a third more CPU than with it"
+    return (
+        f"{version}, compiled without --enable-optimizations: workers take about a third more CPU than with it. To avoid this, "
+        "use the Python of the image or of a Linux distribution"
+    )
 
 
 def _host_name(config: settings.Settings) -> str:
@@ -180,7 +186,10 @@ def _schema_registry(config: settings.Settings) -> str:
     answer = f"{config.schema_registry.url} answers, for topics that match {formats.topic_pattern}"
     if may_read:
         return answer
-    return f"{answer}. This login may not read schema 1 (status 403): check that it may read the schemas of these topics"
+    return (
+        f"{answer}. This login may not read schema 1 (status 403). A topic whose schema it may not read is paused: check that "
+        "it may read the schemas of these topics"
+    )
 
 
 def _postgres(config: settings.Settings) -> str:
@@ -272,7 +281,7 @@ def _job(config: settings.Settings) -> str:
     try:
         answer = msgspec.json.decode(_readyz(port), type=_Readiness)
     except OSError:
-        return f"no job answers on port {port} of this machine"
+        return f"not checked, because no job answers on port {port} of this machine. If a job should run here, start it"
     except (http.client.HTTPException, msgspec.MsgspecError) as exc:
         raise errors.LaneFailed(
             f"port {port} of this machine is answered by a program that is not the job, so the job was not checked: stop the "

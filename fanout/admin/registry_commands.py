@@ -360,9 +360,17 @@ async def _answer(
 
 
 def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake.Reply) -> None:
-    """Print the reply to a request for permission: its state, the permitted requests a minute, and the reason, if any."""
+    """Print the reply to a request for permission: its state, the permitted requests a minute, and the reason, if any.
+
+    If the reply is no permission, also print what this means for the endpoint's deliveries.
+    """
     rate = "" if reply.per_minute is None else f", at most {reply.per_minute} requests a minute"
     console.print(f"{endpoint_id}: {reply.state}{rate}{reply.reason and f' ({reply.reason})'}")
+    if reply.state is not handshake.HandshakeState.PERMITTED:
+        console.print(
+            f"An earlier permission of {endpoint_id} stays valid. Without one, its deliveries wait until its receiver permits "
+            "them: ask the owner of the receiver"
+        )
 
 
 def rotate_keys(config: settings.Settings) -> int:

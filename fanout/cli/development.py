@@ -77,9 +77,11 @@ def listen(
         try:
             key = signing.from_text(text)
         except errors.RegistrationError as exc:
-            raise typer.BadParameter(f"--secret {exc.problem}") from None
+            raise typer.BadParameter(f"--secret {exc.problem}. Nothing was started") from None
         if key.scheme is not SignatureScheme.HMAC:
-            raise typer.BadParameter("--secret is an ed25519 key, which `fanout listen` cannot verify: use a whsec_… secret")
+            raise typer.BadParameter(
+                "--secret is an ed25519 key, which `fanout listen` cannot verify, so nothing was started: use a whsec_… secret"
+            )
 
     def show(received: receiver.Received) -> None:
         wrong = f"NOT VERIFIED: not signed with this --secret (answered {received.status} all the same)"

@@ -115,7 +115,7 @@ def get(
 
     name, _, in_kind = kind.partition("/")
     if in_kind and row_id is not None:
-        raise typer.BadParameter(f"two ids are given: write {kind}, or {name} {row_id}")
+        raise typer.BadParameter(f"two ids are given, so nothing is shown: write {kind}, or {name} {row_id}")
     listed = registry_commands.kind_of(name)
     rows = registry_commands.get(_settings(context), listed, in_kind or (row_id and listing.id_of(row_id, listed.singular)))
     wide = [registry_commands.shortened(row) for row in rows]
@@ -287,12 +287,12 @@ def publish(
                 raise errors.RegistrationError(str(file), problem) from exc
             messages = list(publishing.from_lines(lines, config.source, topic, layout))
     else:
-        raise typer.BadParameter("there is nothing to publish: name an NDJSON file, or add --generate N")
+        raise typer.BadParameter("no events are given, so nothing was published: name an NDJSON file, or add --generate N")
     published = publishing.publish_all(config, messages)
     if as_json:
         _print_json({"published": sum(published.values()), "topics": published})
     elif not published:
-        console.print("nothing was published: the input has no event")
+        console.print("nothing was published, because the input has no event: give it one event a line")
     else:
         _print_table([{"topic": name, "events": count} for name, count in sorted(published.items())])
 

@@ -105,7 +105,9 @@ def known(root: Path) -> Known:
 def drawn(picture: Picture, code: Known) -> str:
     """Return the Mermaid code of a picture. Raise ValueError if `contradictions` yields any."""
     if found := list(contradictions(picture, code)):
-        raise ValueError("the picture differs from the code:\n" + "\n".join(found))
+        raise ValueError(
+            "docs/architecture.md was not written. Correct the picture that differs from the code:\n" + "\n".join(found)
+        )
     frame = picture.frame or Frame("", ())
     lines = [f"flowchart {picture.direction}"]
     lines += [_box(name, box, code) for name, box in picture.boxes.items() if name not in frame.boxes]

@@ -109,7 +109,9 @@ def main(folder: Path) -> None:
         (chart / name).write_text(text)
     broken = [f"{path.relative_to(root)}: {link}" for path in links.documents(root) for link in links.broken(path)]
     if broken:
-        sys.exit("These links lead nowhere. Correct the path or the anchor:\n" + "\n".join(broken))
+        sys.exit(
+            "The documents are written, and these links lead nowhere. Correct the path or the anchor:\n" + "\n".join(broken)
+        )
 
 
 if __name__ == "__main__":

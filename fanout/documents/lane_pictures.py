@@ -277,7 +277,8 @@ def document(root: Path) -> str:
         parts = re.split(f"(?<={re.escape(begin)}\n).*?(?={re.escape(END)})", text, maxsplit=1, flags=re.DOTALL)
         if len(parts) != 2:  # noqa: PLR2004  # before and after
             raise ValueError(
-                f"docs/{DOCUMENT} has no picture of {name}: write `{begin}` and `{END}`, each in a line of its own"
+                f"docs/{DOCUMENT} has no picture of {name}: write `{begin}` and `{END}`, each in a line of its own. The file "
+                "is unchanged"
             )
         text = ("\n" + flowchart.drawn(picture, code) + "\n").join(parts)
     return text

@@ -266,7 +266,7 @@ class EmbeddedKafka:
     def _failure(self) -> errors.LocalStackError:
         return errors.LocalStackError(
             "the Kafka broker did not start, and the local stack is stopped. The reason is at the end of "
-            f"{self._root / 'broker.log'}"
+            f"{self._root / 'broker.log'}. Remove the cause, and start again"
         )
 
 

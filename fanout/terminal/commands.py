@@ -88,7 +88,9 @@ def output_file(path: Path | None) -> Path | None:
     except OSError:  # the name is too long, or this login may not search a folder
         is_writable = is_file = False
     if not (is_writable and is_file):
-        raise typer.BadParameter(f"{path} cannot be written: name a file in a folder that exists, with the right to write it")
+        raise typer.BadParameter(
+            f"{path} cannot be written, so nothing was done: name a file in a folder that exists, with the right to write it"
+        )
     return path
 
 

@@ -34,7 +34,7 @@ def chosen(names: Sequence[str], at_most: int | None) -> list[Axis]:
     """
     unknown = [name for name in names if name not in AXES]
     if unknown:
-        raise errors.RegistrationError(unknown[0], f"is no axis; the axes are: {', '.join(AXES)}")
+        raise errors.RegistrationError(unknown[0], f"is no axis, so nothing was measured; the axes are: {', '.join(AXES)}")
     axes = [AXES[name] for name in names or AXES]
     return axes if at_most is None else [axis.up_to(at_most) for axis in axes]
 
@@ -44,7 +44,9 @@ def read(file: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = orjson.loads(file.read_bytes())["axes"]
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise errors.RegistrationError(str(file), "has no figures of curves: name a file that --json has written") from exc
+        raise errors.RegistrationError(
+            str(file), "has no figures of curves, so nothing was drawn: name a file that --json has written"
+        ) from exc
     return found
 
 

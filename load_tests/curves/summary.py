@@ -91,7 +91,10 @@ def _broken(name: str, points: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     for point in points:
         checks = point["checks"]
         if checks is None:
-            yield f"{name} {point['value']:,}: the job was interrupted before its deliveries were compared"
+            yield (
+                f"{name} {point['value']:,}: the job was interrupted before its deliveries were compared, so its figures are "
+                "not proven: measure this value again"
+            )
         elif any(checks[wrong] for wrong in WRONG) or not checks["reconciled"]:
             yield f"{name} {point['value']:,}: {checks}"
 

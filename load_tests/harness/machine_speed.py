@@ -40,5 +40,8 @@ def _start_s(work: str) -> float:
     started = os.posix_spawn(sys.executable, [sys.executable, "-I", "-S", "-c", work], os.environ)
     _, status, usage = os.wait4(started, 0)
     if exit_code := os.waitstatus_to_exitcode(status):
-        raise RuntimeError(f"Python could not import modules of its own library (exit code {exit_code})")
+        raise RuntimeError(
+            f"{sys.executable} could not import modules of Python's own library (exit code {exit_code}), so the load test "
+            "ends: see the error before this line, and repair the installation of Python"
+        )
     return usage.ru_utime + usage.ru_stime

@@ -175,7 +175,10 @@ class Receiver:
     def __enter__(self) -> Self:
         self._process.start()
         if not self._pipe.poll(START_TIMEOUT_S):
-            raise TimeoutError(f"the receiver does not serve after {START_TIMEOUT_S} s: run the load test again with less load")
+            raise TimeoutError(
+                f"the receiver does not serve after {START_TIMEOUT_S} s, so the load test ends: run it again, with less load "
+                "on this machine"
+            )
         self.url = f"http://127.0.0.1:{self._pipe.recv()}"
         return self
 

@@ -99,7 +99,9 @@ class Customers:
 
     def __post_init__(self) -> None:
         if self.endpoints % len(EVENT_TYPES):
-            raise typer.BadParameter(f"--endpoints must be a multiple of {len(EVENT_TYPES)}, the number of event types")
+            raise typer.BadParameter(
+                f"--endpoints must be a multiple of {len(EVENT_TYPES)}, the number of event types. Nothing was started"
+            )
 
     @property
     def event_types(self) -> Sequence[str]:

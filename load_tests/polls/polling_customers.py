@@ -289,7 +289,8 @@ class Pollers:
         self._process.start()
         if not self._pipe.poll(START_TIMEOUT_S):
             raise TimeoutError(
-                f"the polling process did not begin within {START_TIMEOUT_S} s: run the load test again with less load"
+                f"the polling process did not begin within {START_TIMEOUT_S} s, so the load test ends: run it again, with less "
+                "load on this machine"
             )
         self._pipe.recv()
         return self

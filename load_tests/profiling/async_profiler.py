@@ -88,7 +88,10 @@ def _run(jar: Path, *arguments: str) -> None:
             f"async-profiler took more than {TIMEOUT_S} s, so there is no profile: run the command again"
         ) from None
     if done.returncode:
-        raise errors.LocalStackError(f"async-profiler failed, so there is no profile: {(done.stdout + done.stderr).strip()}")
+        raise errors.LocalStackError(
+            "async-profiler failed, so there is no profile. Correct the cause that it names, and run the command again: "
+            f"{(done.stdout + done.stderr).strip()}"
+        )
 
 
 def _digest(content: bytes) -> str:

@@ -137,7 +137,10 @@ class PlainConsumer:
         async with asyncio.TaskGroup() as group:
             for count, message in enumerate(messages, start=1):
                 if message.error():
-                    log.warning("Kafka reported an error: %s", message.error())
+                    log.warning(
+                        "Kafka gave an error in place of a record: %s. The consumer continues: check the broker",
+                        message.error(),
+                    )
                     continue
                 try:
                     record = record_reader.record_of(message)
@@ -145,7 +148,7 @@ class PlainConsumer:
                         group.create_task(self._post(request))
                 except errors.EventRejected as exc:
                     self.counts["rejected"] += 1
-                    log.warning("dropped a record: %s", exc)
+                    log.warning("dropped record %s:%d:%d: %s", message.topic(), message.partition(), message.offset(), exc)
                 if count % RECORDS_BETWEEN_IO == 0:
                     await asyncio.sleep(0)
 
@@ -163,7 +166,9 @@ class PlainConsumer:
                 result = "delivered" if 200 <= response.status < 300 else f"status {response.status}"
         self.counts[result] += 1
         if result != "delivered":
-            log.warning("dropped %s for endpoint %s: %s", request.webhook_id, request.endpoint.endpoint_id, result)
+            log.warning(
+                "dropped %s for endpoint %s, without a retry: %s", request.webhook_id, request.endpoint.endpoint_id, result
+            )
 
     def _destination(self, endpoint: Endpoint) -> Destination:
         """Return the unchanging parts of requests to an endpoint, and keep them for its next request.

@@ -175,7 +175,8 @@ def _first_s(moments: Iterable[simulation.Moment], is_meant: Callable[[simulatio
     """
     found = next(filter(is_meant, moments), None)
     if found is None:
-        raise typer.BadParameter(f"after a spike, the simulated platform never {does}: choose another load with --base-per-s")
+        problem = f"after a spike, the simulated platform never {does}, so there are no figures: change --base-per-s"
+        raise typer.BadParameter(problem)
     return found.at_s
 
 

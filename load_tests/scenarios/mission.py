@@ -57,7 +57,8 @@ class MissionPopulation:
     def __post_init__(self) -> None:
         if self.tenants < self.endpoints:
             raise typer.BadParameter(
-                f"each endpoint needs a tenant: --tenants must be at least {self.endpoints}, as --endpoints is"
+                f"each endpoint needs a tenant: --tenants must be at least {self.endpoints}, as --endpoints is. Nothing was "
+                "started"
             )
 
     @cached_property

@@ -14,7 +14,10 @@ _WORDS = {
         "customer",
         "every key needs a customer, except keys of scope operator, executor or publisher, which have none",
     ),
-    "api_keys_only_customers_name_endpoints": ("endpoints", "only a customer's key may be limited to endpoints"),
+    "api_keys_only_customers_name_endpoints": (
+        "endpoints",
+        "only a customer's key may be limited to endpoints: leave them out",
+    ),
     "endpoints_disabled_for_a_reason": ("status", "only a disabled endpoint can have a disabled_reason: remove one of the two"),
     "endpoints_no_binary_batches": (
         "content_mode",
@@ -28,7 +31,10 @@ _WORDS = {
     "endpoints_metadata_has_texts": ("metadata", "a value must be a text"),
     "subscriptions_metadata_has_names": ("metadata", "a name must be 1 to 64 letters, digits, `_` `.` `/` or `-`"),
     "subscriptions_metadata_has_texts": ("metadata", "a value must be a text"),
-    "scopes_everything_takes_exclusions_only": ("tenants", "a subscription to everything may list exclusions only"),
+    "scopes_everything_takes_exclusions_only": (
+        "tenants",
+        "a subscription to everything may list exclusions only: remove the other tenants",
+    ),
     "secrets_only_signing_expires": ("expires_at", "only a signing secret can expire"),
     "secrets_sealed_check": ("secret", "has more bytes than the registry can store: use at most 8,163"),
     "registry_id_check": (

@@ -95,8 +95,8 @@ class KeyRing:
             return Secret(cipher.decrypt(nonce, ciphertext, place.associated_data()))
         except (InvalidTag, ValueError):  # ValueError: truncated within the nonce
             raise errors.SealError(
-                f"a secret cannot be opened with key {key_id}: the key differs from the one that sealed the secret, or the row "
-                "was changed. Restore the key, or the row"
+                f"a secret cannot be opened with key {key_id}, so it was not used: the key differs from the one that sealed "
+                "the secret, or the row was changed. Restore the key, or the row"
             ) from None
 
 

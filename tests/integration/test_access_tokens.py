@@ -75,7 +75,7 @@ def test_a_redirect_of_the_token_server_is_not_followed():
     [made], token_requests, requests = attempted(elsewhere)
     assert (made.error_class, made.detail) == (
         "token_refused",
-        "the token server answered 307: check that server and auth.token_url",
+        "the token server answered 307, so the attempt failed: check that server and auth.token_url",
     )
     assert (len(token_requests), requests) == (1, [])
 
@@ -89,10 +89,11 @@ def test_a_token_server_that_drips_takes_no_more_than_the_attempts_time():
 
 def test_the_guard_stands_before_the_token_server_too():
     """The name was public when the endpoint was registered; now it leads inside."""
+    away = "the host name leads to no address that is allowed"
     closed = guard.Guard(allow_http=True, allow_ports=())
     [made], token_requests, _ = attempted(granting("t1"), address_guard=closed)
     assert (made.error_class, made.detail) == (
         "token_refused",
-        "the token server: the host name leads to no address that is allowed: check that server and auth.token_url",
+        f"no token from the token server ({away}), so the attempt failed: check that server and auth.token_url",
     )
     assert token_requests == []

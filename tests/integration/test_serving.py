@@ -103,7 +103,9 @@ def test_doctor_asks_the_job_whether_it_is_ready(served, hold, text, is_fine):
 
 
 def test_doctor_says_which_lane_starts_and_that_waiting_helps(served):
-    with pytest.raises(errors.LaneFailed, match=r"^lane direct is not ready: starting: wait some seconds"):
+    with pytest.raises(
+        errors.LaneFailed, match=r"^lane direct is not ready: starting: the lane delivers nothing until it has started\. Wait"
+    ):
         diagnosis._job(settings.Settings(metrics=served.config))
 
 

@@ -79,7 +79,8 @@ class PlannedOffsets:
             if query.name() == self._name:
                 return query.streamingQuery()
         raise errors.LaneFailed(
-            f"the query {self._name} has ended while it handled a micro-batch: see the log before this line"
+            f"the query {self._name} has ended while it handled a micro-batch. The next start runs this micro-batch again. The "
+            "log before this line names the cause"
         )
 
 
@@ -92,7 +93,8 @@ def _require_held(place: tuple[str, int], position: int, end: int | None) -> Non
     else:
         found = f"ends at offset {end}, but the lane's position is {position}: the topic was created again, or its log was cut"
     raise errors.LaneFailed(
-        f"partition {place[1]} of topic {place[0]} {found}. With the job stopped, `fanout accept-loss` lists what is lost"
+        f"partition {place[1]} of topic {place[0]} {found}. So the lane ends here. With the job stopped, "
+        "`fanout accept-loss` lists what is lost"
     )
 
 
@@ -103,7 +105,10 @@ def _entries(offsets: Any) -> Iterable[tuple[tuple[str, int], int]]:
         part = entries.slice(begin, begin + ENTRIES_AT_ONCE)
         found = _ENTRY.findall(part.mkString())
         if len(found) != part.size():  # the partitions that _ENTRY missed would be committed without being read
-            raise errors.LaneFailed("Spark gave the offsets of a micro-batch in an unknown form: install the pinned pyspark")
+            raise errors.LaneFailed(
+                "Spark gave the offsets of a micro-batch in an unknown form, so none of its records was read: install the "
+                "pinned pyspark"
+            )
         for topic, partition, offset in found:
             yield (topic, int(partition)), int(offset)
 

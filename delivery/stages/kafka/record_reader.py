@@ -69,6 +69,8 @@ UNREADABLE_HEADERS = (("\ufffd", b""),)
 rejects the record."""
 NO_RECORDS = "Kafka did not give the records of a task"
 """Beginning of the error when Kafka did not answer. kafka_outage recognises the error by it."""
+IS_READ_AGAIN = "The records are read again. Check the brokers"
+"""End of the same error."""
 Place = tuple[str, int]
 """A topic, and the number of a partition."""
 _headers: Callable[[Message], Any] = operator.methodcaller("headers")
@@ -173,7 +175,7 @@ class _RangeConsumer:
             if messages:
                 deadline = now + self._bounds.silence_s
             elif unread and now > deadline:
-                raise errors.KafkaUnavailable(f"{NO_RECORDS}: {unread.explain()}. Check the brokers")
+                raise errors.KafkaUnavailable(f"{NO_RECORDS}: {unread.explain()}. {IS_READ_AGAIN}")
             yield [record_of(message, with_key=with_keys) for message in messages]
             deadline += time.monotonic() - now  # the caller's work on these records is no silence of Kafka
             if unread and (passed := unread.drain_passed()):
@@ -207,7 +209,7 @@ class _RangeConsumer:
                 break
             except KafkaException as exc:
                 if time.monotonic() > deadline:
-                    raise errors.KafkaUnavailable(f"{NO_RECORDS}: {exc.args[0].str()}. Check the brokers") from exc
+                    raise errors.KafkaUnavailable(f"{NO_RECORDS}: {exc.args[0].str()}. {IS_READ_AGAIN}") from exc
         self._list_at = now + LIST_EVERY_S
 
 
@@ -281,14 +283,15 @@ class Unread:
         elif error.code() not in _GONE:
             # librdkafka continues behind a batch of records that it cannot read, so the records would be lost.
             raise errors.TopicUnreadable(
-                f"partition {place[1]} of topic {place[0]} cannot be read from offset {span[0]} on: {error.str()}. Check the "
-                "job's right to read the topic, and the brokers' logs. Steps: docs/operations.md#fanoutabsent-fanoutnotready"
+                f"partition {place[1]} of topic {place[0]} cannot be read from offset {span[0]} on: {error.str()}. No "
+                "record is passed over. Check the job's right to read the topic, and the brokers' logs. Steps: "
+                "docs/operations.md#fanoutabsent-fanoutnotready"
             )
         elif span[0] <= offset < span[1]:  # other offsets were fetched for an earlier task, or ahead of this one
             raise errors.TopicUnreadable(
                 f"partition {place[1]} of topic {place[0]} no longer has the records from offset {span[0]} to {span[1] - 1}: "
-                "they expired or were deleted before they were read, or the topic was deleted and created again. With the job "
-                "stopped, `fanout accept-loss` lists what is lost"
+                "they expired or were deleted before they were read, or the topic was deleted and created again. Reading "
+                "stopped before these records. With the job stopped, `fanout accept-loss` lists what is lost"
             )
 
 

@@ -184,8 +184,8 @@ def unavailable(kafka: settings.KafkaSettings, exc: KafkaException, wish: str) -
     if error.code() < 0:  # librdkafka's own errors; a broker's errors have positive codes
         reason = ": ".join(filter(None, [error.name(), kafka_clients.connection_failure(kafka)]))
         return errors.KafkaUnavailable(
-            f"Kafka at {kafka.bootstrap_servers} does not answer ({reason}): start it, or correct the settings of [kafka]: "
-            "addresses, login, TLS"
+            f"Kafka at {kafka.bootstrap_servers} does not answer ({reason}), so the request failed: start Kafka, or correct "
+            "the settings of [kafka]: addresses, login, TLS"
         )
     lacks_right = error.code() in _NO_RIGHT
     cure = "grant the right to this login (docs/operations.md lists the rights)" if lacks_right else "check the brokers"
@@ -223,7 +223,7 @@ def _await_leaders(
             if time.monotonic() > deadline:
                 raise errors.KafkaUnavailable(
                     f"Kafka at {servers} has created the topics {', '.join(sorted(created))}, and they have no leader after "
-                    f"{within_s:.0f} s: check the brokers, and try again"
+                    f"{within_s:.0f} s. Nothing was written to them: check the brokers, and try again"
                 )
             time.sleep(LOOK_S)
 

@@ -33,9 +33,10 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.1
 """Seconds between two checks whether all lanes have ended."""
 WITHOUT_DIRECT_LANE = (
-    "batch records are not split here: the direct and the real-time lane do that, and lane direct does not run in this "
-    'application. Run it in another one on the same topics with source.batch_records = "taken_apart", name it in --lanes '
-    '(drivers.NAME.lanes of the chart), or set source.batch_records to "rejected"'
+    "lane batch leaves out batch records, because lane direct splits them, and lane direct does not run in this application. "
+    'Unless lane direct runs in another application on the same topics, with source.batch_records = "taken_apart", nobody gets '
+    "the events of batch records. Run lane direct there, name it in --lanes (drivers.NAME.lanes of the chart), or set "
+    'source.batch_records to "rejected"'
 )
 """Log message when the batch lane runs without the direct lane and passes over batch records."""
 

@@ -117,8 +117,9 @@ def connect(address: Address) -> Channel:
         connection = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
     except OSError as exc:
         raise ChannelBroken(
-            f"a task of lane realtime cannot reach the driver at {address.host}:{address.port} ({exc}). Check that the network "
-            "policy lets executors reach this port of the driver (realtime.port)"
+            f"a task of lane realtime cannot reach the driver at {address.host}:{address.port} ({exc}), so the "
+            "task fails, and the lane restarts its query or ends. Check that the network policy lets executors reach this port "
+            "of the driver (realtime.port)"
         ) from exc
     try:
         _prepare(connection, CONNECT_S)

@@ -240,7 +240,7 @@ def _structured(record: Record, value: bytes, content_type: bytes, layout: Layou
         raise errors.EventRejected("unsupported", f"content type {shown!r} is not read: use application/cloudevents+json")
     document = _loads(value)
     if not isinstance(document, dict):
-        raise errors.EventRejected("not_json", "the value is JSON, but no object: a structured CloudEvent is a JSON object")
+        raise errors.EventRejected("not_json", "the value is JSON, but no object: write the CloudEvent as a JSON object")
     kind: Opaque | None = None
     json_type = "" if document.get("datacontenttype", JSON) == JSON else _json_type(document)
     if "data" in document:
@@ -322,7 +322,7 @@ def _cloud_event(
 def _plain(record: Record, value: bytes, layout: Layout) -> Event:
     document = _loads(value)
     if not isinstance(document, dict):
-        raise errors.EventRejected("not_json", "the value is JSON, but no object: a plain event is a JSON object")
+        raise errors.EventRejected("not_json", "the value is JSON, but no object: write the event as a JSON object")
     event_id = _optional(at(document, layout.id_path), layout.id_path)
     given = at(document, layout.time_path)
     time = event_times.read(given, passes_invalid=layout.passes_plain_time, path=layout.time_path)

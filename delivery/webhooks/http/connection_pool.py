@@ -40,8 +40,10 @@ _MAX_CONNECTIONS = 16_384
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 _NO_TRACES: list[Any] = []
-_NO_FREE_CONNECTION = "the platform had no free connection within the attempt's time"
-_NO_FREE_LOOKUP = "the platform had no free thread to look up the host name within the attempt's time"
+_NO_FREE_CONNECTION = "the platform had no free connection within the attempt's time. The endpoint is not at fault"
+_NO_FREE_LOOKUP = (
+    "the platform had no free thread to look up the host name within the attempt's time. The endpoint is not at fault"
+)
 _LOOKING_UP = "while looking up the name"
 
 

@@ -11,7 +11,9 @@ THROTTLED = "throttled"
 UNAVAILABLE = "unavailable"
 SERVER_ERROR = "server_error"
 
-UNFORESEEN_DETAIL = "an unforeseen error in the platform; its traceback is in the worker's log"
+UNFORESEEN_DETAIL = (
+    "an unforeseen error in the platform: send the traceback in the worker's log to the maintainers of the platform"
+)
 """Detail of an attempt that failed, or of a record that was rejected, because of an unforeseen error in our own code. It
 replaces the error's own text, which could contain a secret."""
 

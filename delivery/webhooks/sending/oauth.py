@@ -130,7 +130,8 @@ class Tokens:
         while not fetching.done():
             left_s = ends_at - self._endpoint_time()
             if left_s <= limits.ROUNDING_S:
-                raise errors.TokenRefused("the token server sent no token within the attempt's time: check that server")
+                problem = "the token server sent no token within the attempt's time, so the attempt failed: check that server"
+                raise errors.TokenRefused(problem)
             await asyncio.wait({fetching}, timeout=left_s)
         fetching.result()  # raises CancelledError if the request was cancelled
 
@@ -173,7 +174,7 @@ class Tokens:
         except errors.LocalFailure as exc:
             token.failure = exc  # proves nothing about the token server: the next attempt asks again
         except errors.AttemptFailed as exc:
-            refused = errors.TokenRefused(f"the token server: {exc}: {_CHECK}")
+            refused = errors.TokenRefused(f"no token from the token server ({exc}), so the attempt failed: {_CHECK}")
             token.failure = exc if isinstance(exc, errors.TokenRefused) else refused
             token.retry_at = self._monotonic() + RETRY_PAUSE_S
         except Exception:  # no caller awaits a renewal, and without RETRY_PAUSE_S each attempt would request a token
@@ -208,12 +209,14 @@ def _parsed(answer: transport.Response) -> tuple[bytes, float]:
         error = fields.get("error")
         reason = f" {error}" if isinstance(error, str) and error in _ERRORS else ""
         advice = "correct the endpoint's auth" if reason or answer.status in _WRONG_AUTH else _CHECK
-        raise errors.TokenRefused(f"the token server answered {answer.status}{reason}: {advice}")
+        raise errors.TokenRefused(f"the token server answered {answer.status}{reason}, so the attempt failed: {advice}")
     token, kind, lifetime = fields.get("access_token"), fields.get("token_type", "bearer"), fields.get("expires_in")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise errors.TokenRefused("the token server's answer has no usable access_token: check auth.token_url")
+        problem = "the token server's answer has no usable access_token, so the attempt failed: check auth.token_url"
+        raise errors.TokenRefused(problem)
     if not isinstance(kind, str) or kind.lower() != "bearer":
-        raise errors.TokenRefused("the token server's answer is not of token_type bearer: let it issue bearer tokens")
+        problem = "the token server's answer is not of token_type bearer, so the attempt failed: let it issue bearer tokens"
+        raise errors.TokenRefused(problem)
     return b"%s%s\r\n" % (_HEADER, token.encode()), _lifetime_s(lifetime)
 
 

@@ -171,7 +171,8 @@ class Sender:
             try:
                 known = request.prepare(endpoint, self._guard)
             except OSError as exc:  # reading the client certificate takes file descriptors
-                raise errors.LocalFailure(f"the client certificate could not be loaded: {exc.strerror}") from exc
+                problem = f"the platform could not load the client certificate: {exc.strerror}. The endpoint is not at fault"
+                raise errors.LocalFailure(problem) from exc
             if len(self._targets) >= MAX_TARGETS:
                 del self._targets[next(iter(self._targets))]  # the oldest: tracking use would cost each attempt
             self._targets[endpoint.endpoint_id] = known

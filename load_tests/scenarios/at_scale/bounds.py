@@ -59,9 +59,8 @@ def replaced(wanted: Iterable[Bound], pairs: Iterable[str]) -> tuple[Bound, ...]
     for pair in pairs:
         figure, _, limit = pair.partition("=")
         if figure not in by_figure:
-            raise errors.RegistrationError(
-                figure, f"has no bound in this scenario; these figures have one: {', '.join(by_figure)}"
-            )
+            problem = f"has no bound in this scenario, so nothing was started; these figures have one: {', '.join(by_figure)}"
+            raise errors.RegistrationError(figure, problem)
         try:
             value = float(limit)
         except ValueError:

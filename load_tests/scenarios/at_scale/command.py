@@ -39,7 +39,7 @@ def chosen(name: str, size: ChosenSize, limits: Iterable[str]) -> plan.ScaleScen
     Raises RegistrationError for a name that is not in the table, and for a limit that cannot be used.
     """
     if name not in table.SCENARIOS:
-        raise errors.RegistrationError(name, f"is no scenario; the scenarios are: {', '.join(NAMES)}")
+        raise errors.RegistrationError(name, f"is no scenario, so nothing was started; the scenarios are: {', '.join(NAMES)}")
     scenario = table.SCENARIOS[name]
     shape = {field: value for field in ("topics", "tenants", "endpoints") if (value := getattr(size, field)) is not None}
     scenario = replace(scenario, shape=replace(scenario.shape, **shape), bounds=bounds.replaced(scenario.bounds, limits))

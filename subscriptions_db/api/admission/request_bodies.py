@@ -16,7 +16,7 @@ from subscriptions_db.api.admission import admission
 from subscriptions_db.api.contract import problems
 from subscriptions_db.api.contract.principals import Principal
 
-HUNG_UP = "the connection was closed before the whole body had arrived: send the request again"
+HUNG_UP = "the connection was closed before the whole body had arrived, so nothing was done: send the request again"
 """The problem of a request whose client is gone. Nobody reads the problem, but the request is counted and logged as a client's
 error."""
 UNREADABLE = (

@@ -59,13 +59,13 @@ TYPES = {
     "too_slow": ProblemType(
         "The body of events to publish did not arrive completely in time. Nothing was published.",
         "Send the events again, over a faster connection or in smaller parts.",
-        problems.Refused(408, "the body did not arrive in 5 s: send it faster, or in smaller parts"),
+        problems.Refused(408, "the body did not arrive in 5 s, so nothing was published: send it faster, or in smaller parts"),
     ),
     "conflict": ProblemType(
         "The request is valid, but the present state does not allow it. For example, the endpoint is disabled, or the id is "
         "taken.",
         "Change the state that detail names, and repeat the request.",
-        problems.Refused(409, "the endpoint is disabled: enable it first"),
+        problems.Refused(409, "the endpoint is disabled, so nothing was changed: enable it first"),
     ),
     "precondition_failed": ProblemType(
         "The resource is not the one in If-Match, or it is the one in If-None-Match. Nothing was changed.",
@@ -132,7 +132,7 @@ TYPES = {
         "confirmed all events to publish.",
         "Repeat the request after the seconds in Retry-After. Repeat a change with the same Idempotency-Key. Repeat events "
         "with the same ids, because Kafka may have some of the events.",
-        problems.unavailable("too many requests are in flight: try again"),
+        problems.unavailable("too many requests are in flight, so this one was not executed: try again"),
     ),
 }
 """The code of a problem document → its description."""

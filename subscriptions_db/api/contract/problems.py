@@ -90,8 +90,8 @@ OTHER_TITLES = {
 }
 """Code → status and title, for each code that shares its status with a code of TITLES."""
 INTERNAL = (
-    "the platform failed unexpectedly, and its log says why: repeat the request later. Repeat a change with the same "
-    "Idempotency-Key"
+    "the platform failed unexpectedly, and a change may have been made: repeat the request later. Repeat a change with the "
+    "same Idempotency-Key. The platform's log has the cause"
 )
 """The `detail` of the answer to a request that failed unexpectedly."""
 
@@ -152,9 +152,10 @@ def not_ready(exc: errors.FanoutError) -> Refused:
     """Return a refusal with 503, the answer of `/readyz` while the registry cannot be used because of `exc`."""
     if isinstance(exc, errors.RegistryOutdated):
         return unavailable(
-            "the registry's schema does not fit this version: the log says what to do, mostly `fanout db migrate`"
+            "the registry's schema does not fit this version, so this process is not ready: the log says what to do, mostly "
+            "`fanout db migrate`"
         )
-    return unavailable("the registry cannot be read: the log of this process says why")
+    return unavailable("the registry cannot be read, so this process is not ready: the log of this process says why")
 
 
 def from_validation(exc: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> Refused:
@@ -182,10 +183,16 @@ def from_error(exc: errors.FanoutError) -> Refused:
             "ask the operator",
         )
     elif isinstance(exc, errors.SettingsError):
-        refused = unavailable("the service is misconfigured: ask the operator, whose log names the setting, then try again")
+        refused = unavailable(
+            "the service is misconfigured, and nothing was changed: ask the operator, whose log names the setting, then try "
+            "again"
+        )
     else:
         # Without the text of Postgres, which may name hosts and roles.
-        refused = unavailable("the registry cannot be read or changed now: try again. Repeat a change with its Idempotency-Key")
+        refused = unavailable(
+            "the registry cannot be read or changed now, and a change may be stored already: try again. Repeat a change with "
+            "its Idempotency-Key"
+        )
     refused.cause = exc
     return refused
 
@@ -219,6 +226,7 @@ class CauseLog:
             said = "requests are answered with 503 until a setting is corrected and the API restarted: %s"
             log.error(said, cause, extra=extra)
         elif isinstance(cause, errors.SealError):
-            log.error("a change of an endpoint was refused (409): its stored secret cannot be opened: %s", cause, extra=extra)
+            said = "a change of an endpoint was refused (409), and its row is unchanged: its stored secret cannot be opened: %s"
+            log.error(said, cause, extra=extra)
         else:
             log.warning("a request is answered with 503, which asks the client to try again: %s", cause, extra=extra)

@@ -115,7 +115,7 @@ def create(call: Call) -> Replay:
         endpoint["customer"],
         endpoint_id,
         asked,
-        "another replay of this endpoint is unfinished: wait for it, or cancel it",
+        "another replay of this endpoint is unfinished, so no replay was requested: wait for it, or cancel it",
     )
 
 
@@ -135,9 +135,11 @@ def resend(call: Call) -> Replay:
     if attempt is None:
         raise problems.not_found("attempt")
     if attempt.events > 1 or attempt.subscription_id is None:
-        raise problems.Refused(409, "the attempt sent a batch, which cannot be built again: replay its time range")
+        problem = "the attempt sent a batch, which cannot be built again, so no resend was requested: replay its time range"
+        raise problems.Refused(409, problem)
     if attempt.topic is None or attempt.partition is None or attempt.offset is None:
-        raise problems.Refused(409, "the archive does not know where the event is in Kafka: replay its time range")
+        problem = "the archive does not know where the event is in Kafka, so no resend was requested: replay its time range"
+        raise problems.Refused(409, problem)
     crud.existing_row(call, "endpoint", attempt.endpoint_id)
     asked = ReplayOne(
         webhook_id=attempt.webhook_id,
@@ -146,7 +148,8 @@ def resend(call: Call) -> Replay:
         partition=attempt.partition,
         offset=attempt.offset,
     )
-    return _ask(call, customer_id, attempt.endpoint_id, asked, "this delivery is being resent already: wait for it")
+    otherwise = "this delivery is being resent already, so no other resend was requested: wait for it"
+    return _ask(call, customer_id, attempt.endpoint_id, asked, otherwise)
 
 
 def list_(call: Call) -> Replays:
@@ -209,7 +212,8 @@ def cancel(call: Call) -> Replay:
     """
     before = _found(call)
     if not requests.cancel(call.connection, before.customer_id, before.replay_id, now=dt.datetime.now(dt.UTC)):
-        raise problems.Refused(409, f"the replay is {_found(call).state}: only an unfinished replay can be cancelled")
+        problem = f"the replay is {_found(call).state}, and nothing was changed: only an unfinished replay can be cancelled"
+        raise problems.Refused(409, problem)
     change = {"before": {"state": before.state}, "after": {"state": ReplayState.CANCELLED}}
     request_audit.write(call, "cancel", "replay", before.replay_id, customer_id=before.customer_id, **change)
     return get(call)

@@ -108,7 +108,10 @@ class ProviderKeys:
             await self.read()
             found = self._found(kid, algorithm)
         if found is None and self._is_away:
-            raise problems.unavailable("the keys of the token's provider cannot be read now: try again, or use an API key")
+            raise problems.unavailable(
+                "the keys of the token's provider cannot be read now, so the token was not checked and nothing was done: try "
+                "again, or use an API key"
+            )
         return found
 
     def are_usable(self) -> bool:

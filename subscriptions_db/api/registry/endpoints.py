@@ -220,7 +220,7 @@ def change_status(
     if `status` is active and the receiver has not permitted deliveries.
     """
     if before["status"] == unless:
-        raise problems.Refused(409, "the endpoint is disabled: enable it first")
+        raise problems.Refused(409, "the endpoint is disabled, so nothing was changed: enable it first")
     if status is EndpointStatus.ACTIVE:
         crud.require_permitted(before)
     endpoint_status.set_status(call.connection, endpoint_id, status, reason)

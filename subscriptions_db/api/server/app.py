@@ -202,7 +202,7 @@ class Api:
         if self._readiness is None or self._readiness.done():
             self._readiness = asyncio.create_task(self._threads.run(self._store.require_ready))
         if self._probes >= self._config.max_waiting:
-            raise problems.unavailable("too many readiness probes wait: try again")
+            raise problems.unavailable("too many readiness probes wait, so this one was not answered: try again")
         self._probes += 1
         try:
             with self._outside_in_flight():
@@ -344,7 +344,7 @@ async def _static(document: bytes, _: web.Request, content_type: str = "applicat
 
 
 async def _full(_: web.Request) -> web.StreamResponse:
-    raise problems.unavailable("too many requests are in flight: try again")
+    raise problems.unavailable("too many requests are in flight, so this one was not executed: try again")
 
 
 def _path(route: Route, request: web.Request) -> dict[str, str]:

@@ -94,11 +94,12 @@ class LongPolls:
             headers = {"retry-after": str(problems.RETRY_AFTER_S)}
             raise problems.Refused(
                 429,
-                f"{self._waiting[poller]} of your long polls are waiting already: try again when one has ended",
+                f"{self._waiting[poller]} of your long polls are waiting already, so this one was refused: try again when one "
+                "of them has ended",
                 headers=headers,
             )
         if self._waiting.total() >= self._config.max_polls:
-            raise problems.unavailable("too many long polls are waiting: try again")
+            raise problems.unavailable("too many long polls are waiting, so this one was refused: try again")
         self._waiting[poller] += 1
         try:
             with metrics.API_POLLS_WAITING.track_inprogress(), self._outside_in_flight():

@@ -48,7 +48,7 @@ MAX_BYTES_ON_LOOP = 32 * 1024
 """Largest body that the event loop itself checks, in 6 ms at most. A thread checks a larger one, in up to 200 ms, during which
 the loop answers other requests. The thread keeps the interpreter's lock while it reads one event. On a machine with a load of
 10, four bodies of 1 MB stopped the loop for 0.2 to 0.5 s at most. Without the thread, they stopped it for 2.5 to 5.3 s."""
-OFF = "publishing over HTTP is off: the operator turns it on with the setting api.publishing"
+OFF = "publishing over HTTP is off, so nothing was published: the operator turns it on with the setting api.publishing"
 NO_KEY = (
     "is not evaluated by this operation: nothing was published. The id of each event makes its repeat harmless: send the "
     "request without the header, and repeat events with the same ids"
@@ -239,7 +239,9 @@ class Publishing:
             async with asyncio.timeout(self._body_s):
                 return await request_bodies.read(request)
         except TimeoutError:
-            detail = f"the body did not arrive in {self._body_s:g} s: send it faster, or in smaller parts"
+            detail = (
+                f"the body did not arrive in {self._body_s:g} s, so nothing was published: send it faster, or in smaller parts"
+            )
             raise problems.Refused(408, detail) from None
 
 

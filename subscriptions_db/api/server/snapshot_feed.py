@@ -120,7 +120,7 @@ class SnapshotFeed:
         found = later.result() if later.done() else newest
         if found is None:
             why = "the server is stopping" if self._is_ending else "the registry cannot be read now"
-            raise problems.unavailable(f"{why}: try again")
+            raise problems.unavailable(f"{why}, so the wait for a change has ended: try again")
         return found
 
     async def _watch(self) -> None:
@@ -133,7 +133,11 @@ class SnapshotFeed:
                 for known in [known for known in self._later if known < newest]:
                     self._later.pop(known).set_result(newest)
         except errors.FanoutError as exc:
-            log.warning("the registry's newest revision cannot be read, so waiting readers of /v1/snapshot get 503: %s", exc)
+            log.warning(
+                "the registry's newest revision cannot be read, so waiting readers of /v1/snapshot get 503, which asks them to "
+                "try again: %s",
+                exc,
+            )
         finally:
             self._let_go()
 
@@ -173,7 +177,7 @@ class SnapshotFeed:
     @contextlib.contextmanager
     def _waiting_slot(self) -> Iterator[None]:
         if self._waiting >= self._config.max_snapshot_polls:
-            raise problems.unavailable("too many readers of the registry are waiting: try again")
+            raise problems.unavailable("too many readers of the registry are waiting, so this one was refused: try again")
         self._waiting += 1
         try:
             with self._outside_in_flight():

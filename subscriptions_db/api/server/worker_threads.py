@@ -70,7 +70,8 @@ class WorkerThreads:
         if self._waiting[owner_id] >= self._max_waiting:
             raise problems.Refused(
                 429,
-                f"{self._waiting[owner_id]} of your requests are waiting already: try again when some have ended",
+                f"{self._waiting[owner_id]} of your requests are waiting already, so this one was not executed: try again when "
+                "some have ended",
                 headers={"retry-after": str(problems.RETRY_AFTER_S)},
             )
         self._waiting[owner_id] += 1

@@ -19,7 +19,9 @@ from subscriptions_db.secrets import keyring
 from tests.integration.api import world
 
 pytestmark = pytest.mark.integration
-NOT_SET_UP = "the service is misconfigured: ask the operator, whose log names the setting, then try again"
+NOT_SET_UP = (
+    "the service is misconfigured, and nothing was changed: ask the operator, whose log names the setting, then try again"
+)
 
 
 def with_ring(config, key_id="k1"):

@@ -203,7 +203,10 @@ def test_an_interrupted_job_leaves_its_points_without_checks():
     found = figures_of(job(10, done(10)), job(100, done(100), checks=None, ready_s=None, broadcast_mb=None, peak_mb={}))
     assert [point["value"] for point in found["points"]] == [10, 100]
     assert summary.broken({"endpoints": found}) == [
-        "endpoints 100: the job was interrupted before its deliveries were compared"
+        (
+            "endpoints 100: the job was interrupted before its deliveries were compared, so its figures are not proven: "
+            "measure this value again"
+        )
     ]
 
 

@@ -22,5 +22,5 @@ def test_fewer_tenants_than_endpoints_are_refused():
 
 def test_a_spike_that_needs_no_executor_is_named():
     """Regression: the simulation ended with StopIteration."""
-    with pytest.raises(typer.BadParameter, match="never requests more executors: choose another load with --base-per-s"):
+    with pytest.raises(typer.BadParameter, match="never requests more executors, so there are no figures: change --base-per-s"):
         simulated_days.run(simulated_days.ScalingScenario(base_per_s=10, days=0.25))

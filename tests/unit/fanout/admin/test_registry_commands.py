@@ -93,10 +93,17 @@ def test_new_secrets_are_shown_in_any_encoding_of_the_output(monkeypatch):
     [
         (Reply(HandshakeState.PERMITTED), "ep1: permitted\n"),
         (Reply(HandshakeState.PERMITTED, 90), "ep1: permitted, at most 90 requests a minute\n"),
-        (Reply(HandshakeState.REFUSED, reason="no [b]answer[/b]"), "ep1: refused (no [b]answer[/b])\n"),
+        (
+            Reply(HandshakeState.REFUSED, reason="no [b]answer[/b]"),
+            (
+                "ep1: refused (no [b]answer[/b])\n"
+                "An earlier permission of ep1 stays valid. Without one, its deliveries wait until its receiver permits them: "
+                "ask the owner of the receiver\n"
+            ),
+        ),
     ],
 )
-def test_the_reply_of_a_receiver_is_printed_as_one_line(reply, text):
+def test_the_reply_of_a_receiver_is_printed(reply, text):
     assert shown(registry_commands.show_reply, "ep1", reply) == text
 
 

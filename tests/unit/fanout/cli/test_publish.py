@@ -23,4 +23,5 @@ def test_a_number_below_the_least_is_refused(option, value):
 
 
 def test_an_empty_input_is_named():
-    assert CliRunner().invoke(main.app, ["publish", "-"], input="").output == "nothing was published: the input has no event\n"
+    done = CliRunner().invoke(main.app, ["publish", "-"], input="")
+    assert done.output == "nothing was published, because the input has no event: give it one event a line\n"

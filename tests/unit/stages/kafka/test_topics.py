@@ -103,5 +103,8 @@ def test_a_new_topic_without_partitions_in_the_metadata_is_awaited(monkeypatch):
 def test_topics_without_a_leader_are_named_and_no_right_is_blamed():
     """Regression: the message said that Kafka refused the request, and asked for a right."""
     unknown = SimpleNamespace(list_topics=lambda **_: SimpleNamespace(topics={}))
-    with pytest.raises(errors.KafkaUnavailable, match=r"created the topics a, b, and they have no leader after 0 s: check"):
+    with pytest.raises(
+        errors.KafkaUnavailable,
+        match=r"topics a, b, and they have no leader after 0 s\. Nothing was written",
+    ):
         topics._await_leaders(unknown, {"b", "a"}, "kafka:9092", within_s=0)

@@ -35,15 +35,15 @@ MISTAKES = [
     ),
     (
         "customers:\n  - id: acme\n   name: x\n",
-        "3: not YAML: the indentation differs from the lines around it, or a bracket or quote is not closed",
+        "3: not YAML: the indentation differs from the lines around it, or a bracket or quote is not closed: correct or close it",
     ),
     (
         "tenants: [{id: a}, {id: b}\ncustomers: []\n",
-        "2: not YAML: a list or mapping in brackets is not closed, or a comma is missing",
+        "2: not YAML: a list or mapping in brackets is not closed, or a comma is missing: add the bracket or the comma",
     ),
     (
         'customers:\n  - id: "acme\n',
-        "3: not YAML: a quote is not closed",
+        "3: not YAML: a quote is not closed: add the closing quote",
     ),
     (
         "tenants: [{id: a}]\ntenants: [{id: b}]\n",

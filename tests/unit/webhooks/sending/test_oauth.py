@@ -177,8 +177,8 @@ REFUSALS = [
     pytest.param(granted("a\r\nhost: elsewhere"), "no usable access_token", id="line break in the token"),
     pytest.param(granted(""), "no usable access_token", id="empty token"),
     pytest.param(granted(token_type="mac"), "token_type", id="another kind of token"),
-    pytest.param(errors.DnsFailed("the host name did not resolve"), "the token server: the host name", id="not reached"),
-    pytest.param(errors.AttemptTimedOut("the time ran out"), "the token server: the time ran out", id="too slow"),
+    pytest.param(errors.DnsFailed("the host name did not resolve"), r"token server \(the host name", id="not reached"),
+    pytest.param(errors.AttemptTimedOut("the time ran out"), r"token server \(the time ran out\)", id="too slow"),
 ]
 
 
@@ -336,7 +336,7 @@ def test_after_a_failed_renewal_a_refused_attempt_fails_likewise():
 def test_an_attempt_without_a_token_is_not_sent():
     [made] = attempts(servers := Servers(500))
     assert (made.status, made.error_class) == (None, "token_refused")
-    assert made.detail == "the token server answered 500: check that server and auth.token_url"
+    assert made.detail == "the token server answered 500, so the attempt failed: check that server and auth.token_url"
     assert servers.posted == []
 
 

@@ -98,7 +98,9 @@ def test_a_client_certificate_that_needs_more_files_fails_by_this_machine(monkey
     client = certificates.issue("of this test", issuer=certificates.authority())  # so that no context of it is cached
     made, transport, _ = attempt(200, endpoint=builders.endpoint(tls=client.client_tls()))
     assert (made.error_class, transport.posted) == ("local", [])
-    assert made.detail == "the client certificate could not be loaded: Too many open files"
+    assert (
+        made.detail == "the platform could not load the client certificate: Too many open files. The endpoint is not at fault"
+    )
     assert "unforeseen" not in caplog.text
 
 

@@ -113,7 +113,7 @@ def test_a_repeated_event_has_the_webhook_id_of_the_first():
             PLAIN | {"type": "fanout.operational", "tenant_id": "fanout"},
             "bad_topic: topic events.fanout.operational is the platf",
         ),
-        ([], "not_json: the value is JSON, but no object: a plain event is a JSON object"),
+        ([], "not_json: the value is JSON, but no object: write the event as a JSON object"),
     ],
 )
 def test_a_wrong_event_is_refused_with_the_reason_of_the_job(event, text):
