@@ -35,8 +35,8 @@ Used in every process. Imports the standard library only. All classes can be pic
         └── ResponseInvalid          during: the response is not HTTP, or its head is too large
 
 The first words of each line below `AttemptFailed` say when the attempt failed: before or during the request to the endpoint.
-With `before`, the endpoint may have seen the event all the same, in an earlier request of the attempt. That request was on a
-reused connection that broke or sent a 408, or was answered with 401.
+With `before`, the endpoint may have seen the event all the same, in an earlier request of the attempt. The earlier request was
+answered with 401, or was sent on a reused connection that broke or sent a 408.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class KafkaUnavailable(FanoutError):
 
 
 class TopicUnreadable(KafkaUnavailable):
-    """Kafka answers, and does not give records of one topic: this login may not read it, or they were deleted meanwhile."""
+    """Kafka answers, but gives no records of one topic: this login may not read the topic, or the records were deleted."""
 
 
 class RegistryUnavailable(FanoutError):
@@ -181,9 +181,10 @@ class TargetRefused(RegistrationError):
 
 
 class SealError(FanoutError):
-    """A sealed secret cannot be opened: its key is missing or differs, it is of another row, or its format is unknown.
+    """A sealed secret cannot be opened, or an endpoint has no valid signing secret. The message says what to do.
 
-    Also raised for an endpoint without a valid signing secret. The message says what to do.
+    A sealed secret cannot be opened in three cases. (1) The key ring lacks the key that sealed the secret, or has another key
+    under this key's id. (2) The secret was sealed for another row. (3) The format of the sealed secret is unknown.
     """
 
 
@@ -195,7 +196,7 @@ class StateUnreadable(FanoutError):
 
 
 class RecordUnreadable(FanoutError):
-    """This version of the job cannot have written a record that is in one of the job's own topics.
+    """A record in one of the job's own topics is not one that this version of the job writes.
 
     The message, or the log line of its reader, names the record's topic, partition and offset.
     """
@@ -272,7 +273,7 @@ class TokenRefused(AttemptFailed):
 
 
 class DnsFailed(AttemptFailed):
-    """The host name did not resolve. The text equals the text of AddressBlocked, so that internal names stay unknown."""
+    """The host name did not resolve. Its text equals that of AddressBlocked: a customer learns nothing about internal names."""
 
     error_class = "dns"
 

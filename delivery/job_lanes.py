@@ -1,8 +1,9 @@
 """Choose the lanes that a job runs, and prepare the real-time lane: check its settings and slots, then move topics.
 
 Runs on the driver before the lanes start. `fanout accept-loss` uses only `default_names`. If `source.realtime_pattern` has
-changed, topics move between the direct and the real-time lane. All checks come before this move, so a refused start has moved
-nothing. After it the job can start with its earlier settings, and each topic is still in its earlier lane.
+changed, topics move between the direct and the real-time lane. All checks come before this move, so a refused start moves
+nothing. After a refused start, the job can start with its earlier settings again, because each topic is still in its earlier
+lane.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from delivery.stages.registry import job_registry
 
 log = logging.getLogger(__name__)
 LANES = ("direct", "batch", "retry", realtime_query.NAME)
-"""All lanes."""
+"""Names of all lanes."""
 
 
 def default_names(config: settings.Settings) -> list[str]:
-    """Return the lanes to run if the operator names none: all, but `realtime` only with `source.realtime_pattern`."""
+    """Return the lanes to run if the operator names none: all, except `realtime` if `source.realtime_pattern` is empty."""
     return _with_topics(config, LANES)
 
 
 def names_to_run(config: settings.Settings, named: Collection[str] | None) -> list[str]:
-    """Return the lanes that the job runs: `named` by the operator (None: all), but `realtime` only with its pattern.
+    """Return the lanes that the job runs: those in `named`, the lanes that the operator names. `named` None: all lanes.
 
-    Log a warning if the operator names `realtime` without `source.realtime_pattern`. Raise SettingsError if no lane is left.
+    Leave `realtime` out if `source.realtime_pattern` is empty. Log a warning if the operator has named it all the same. Raise
+    SettingsError if no lane is left.
     """
     names = _with_topics(config, named or LANES)
     if not names:
@@ -62,7 +64,9 @@ def build_realtime(
     names: Collection[str],
     once: bool,
 ) -> dict[str, realtime_query.RealtimeLane]:
-    """Return the real-time lane by its name; empty if it is not in `names`, the lanes of the job, or without a pattern.
+    """Return the real-time lane by its name; empty if it is not in `names`, or if `source.realtime_pattern` is empty.
+
+    `names` are the lanes that the operator names, or all lanes.
 
     After all checks, move topics between the lanes if `source.realtime_pattern` has changed. Raise SettingsError if the lane
     cannot run with these settings, or without `once` if Spark has too few slots. Raise the errors of

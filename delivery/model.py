@@ -193,7 +193,8 @@ class NextAttempt(NamedTuple):
     at_ms: int
     """Earliest time of the next attempt, milliseconds since the epoch."""
     retries: int
-    """Number of waits of the endpoint's schedule that are used up, including the wait until `at_ms` if it is one of them."""
+    """Number of waits of the endpoint's schedule that are used up, including the wait until `at_ms` if that wait is part of the
+    schedule."""
 
 
 class Outcome(NamedTuple, Generic[Sent]):

@@ -17,7 +17,8 @@ class PayloadForm(enum.StrEnum):
     BYTES = "bytes"
     """An opaque payload of any bytes: member `data_base64`."""
     NONE = "none"
-    """The event has no payload, and a JSON body has neither member. (A payload `null` is JSON, and has no PayloadForm.)"""
+    """The event has no payload. A JSON body then has neither `data` nor `data_base64`. (A payload `null` is JSON, and has no
+    PayloadForm.)"""
 
 
 class Opaque(NamedTuple):

@@ -33,11 +33,11 @@ accepted. The endpoint was active in that time. The other reason is `error_class
 
 
 class AttemptedEndpoint(NamedTuple):
-    """An endpoint, and the URL at which it was attempted. A URL may carry tokens, so only its hash is passed on."""
+    """An endpoint, and the hash of the URL to which requests were sent. The URL is left out, because it may carry tokens."""
 
     endpoint_id: EndpointId
     url_sha256: bytes | None = None
-    """SHA-256 of the URL. None: not known, or attempts at different URLs."""
+    """SHA-256 of the URL. None: the URL is not known, or requests were sent to different URLs."""
 
 
 Disable = Callable[[Iterable[AttemptedEndpoint], str], None]
@@ -130,11 +130,12 @@ class SigningKey:
 class Tls:
     """TLS settings of one endpoint, as PEM texts.
 
-    Without `authorities`, the system's are trusted. Without `certificate` and `key`, no client certificate is sent.
+    Without `authorities`, the certificate authorities of the system are trusted. Without `certificate` and `key`, no client
+    certificate is sent.
     """
 
     authorities: str | None = None
-    """Certificates to trust instead of the system's. Verification itself is always on."""
+    """Certificates of the authorities to trust, instead of those of the system. Verification itself is always on."""
     certificate: str | None = None
     """Client certificate for mutual TLS, followed by its chain. Set together with `key`."""
     key: Secret | None = None

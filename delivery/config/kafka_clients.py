@@ -31,7 +31,7 @@ FILES = {
     "ssl.certificate.location": ("ssl_keystore_file", "the client's certificates"),
     "ssl.key.location": ("ssl_keystore_file", "the client's private key"),
 }
-"""librdkafka's option of a file → the field of KafkaSettings that names the file, and what the file must have."""
+"""librdkafka's option of a file → the field of KafkaSettings that names the file, and the required content of the file."""
 
 
 def for_spark(kafka: KafkaSettings) -> dict[str, str]:
@@ -73,7 +73,8 @@ def for_librdkafka(kafka: KafkaSettings) -> dict[str, str | int | float | bool]:
 def for_reading(kafka: KafkaSettings) -> dict[str, str | int | float | bool]:
     """Return librdkafka configuration for the tasks that read the offsets which Spark's Kafka source has planned.
 
-    Both must agree on whether records of open and aborted transactions count. Spark's source reads them by default.
+    The tasks and Spark's source must agree on whether to read records of open and aborted transactions. By default Spark's
+    source reads such records.
     """
     return for_librdkafka(kafka) | {"isolation.level": isolation_level(kafka)}
 
@@ -92,7 +93,7 @@ def admin(kafka: KafkaSettings) -> AdminClient:
 def consumer(kafka: KafkaSettings, own: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> confluent_kafka.Consumer:
     """Return a new client that reads. Raise SettingsError if librdkafka refuses an option.
 
-    `own` and `fixed` have further options. `kafka.librdkafka_options` may replace those of `own`, but not those of `fixed`.
+    `own` and `fixed` have further options. `kafka.librdkafka_options` overrides options of `own`, but no option of `fixed`.
     """
     with _translated(kafka):
         return confluent_kafka.Consumer({**own, **for_librdkafka(kafka), **(fixed or {})})
@@ -101,7 +102,7 @@ def consumer(kafka: KafkaSettings, own: Mapping[str, Any], fixed: Mapping[str, A
 def producer(kafka: KafkaSettings, own: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> confluent_kafka.Producer:
     """Return a new client that writes. Raise SettingsError if librdkafka refuses an option.
 
-    `own` and `fixed` have further options. `kafka.librdkafka_options` may replace those of `own`, but not those of `fixed`.
+    `own` and `fixed` have further options. `kafka.librdkafka_options` overrides options of `own`, but no option of `fixed`.
     """
     with _translated(kafka):
         return confluent_kafka.Producer({**own, **for_librdkafka(kafka), **(fixed or {})})
@@ -111,8 +112,8 @@ def require_answer(client: AdminClient, *, within_s: float) -> None:
     """Raise KafkaException if no broker answers a request for the topics within `within_s` seconds.
 
     A cluster without an active broker counts as one that does not answer. For such a cluster librdkafka (2.10 to 2.16) ends the
-    process in `describe_cluster`: its assertion in `rd_kafka_admin_response_parse` fails. A broker answers so until the
-    controller lists it, after its start or a pause. So no other code calls `describe_cluster`.
+    process in `describe_cluster`: its assertion in `rd_kafka_admin_response_parse` fails. After its start or a pause, a broker
+    reports no active broker until the controller lists it. So no code of the platform calls `describe_cluster`.
     """
     if not client.list_topics(timeout=within_s).brokers:
         raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(_NO_BROKER))
@@ -121,8 +122,8 @@ def require_answer(client: AdminClient, *, within_s: float) -> None:
 def connection_failure(kafka: KafkaSettings, *, within_s: float = FAILURE_WITHIN_S) -> str:
     """Connect to Kafka with a new client, and return librdkafka's text of the first failure; "" if none comes in `within_s`.
 
-    The error of a request that failed says only that no broker answered. The text tells a refused connection from a refused
-    certificate or login, and has no password. Raise SettingsError if librdkafka refuses an option.
+    The error of a failed request says only that no broker answered. librdkafka's text says whether the connection, the
+    certificate or the login was refused. The text has no password. Raise SettingsError if librdkafka refuses an option.
     """
     failures: list[confluent_kafka.KafkaError] = []
     with _translated(kafka):
@@ -158,9 +159,9 @@ def _translated(kafka: KafkaSettings) -> Iterator[None]:
 def _refusal(kafka: KafkaSettings, text: str, *, takes_text: bool = True) -> str:
     """Return the message for the operator. `text` is the message of the error that the client raised.
 
-    The message names the configured options that occur in `text`. If some of them are set by `kafka.librdkafka_options`, it
-    names only those. It has no values of options, except the path of an unusable file in FILES.
-    `takes_text` False: the option takes a function or a table, which no setting can be.
+    The message names the configured options that occur in `text`. If `kafka.librdkafka_options` sets some of these options, the
+    message names only those. The message has no values of options, except the path of an unusable file in FILES. `takes_text`
+    False: the option takes a function or a table, which no setting can be.
     """
     named = [name for name in for_librdkafka(kafka) if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
     if text.startswith("No such configuration property"):

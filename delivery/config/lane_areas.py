@@ -20,7 +20,7 @@ class LaneArea(Protocol):
 
     @property
     def trigger_interval_s(self) -> float:
-        """Return the seconds from the start of one micro-batch to the next; longer if a micro-batch takes longer."""
+        """Return the seconds from the start of one micro-batch to the start of the next, unless a micro-batch takes longer."""
 
     @property
     def ticks_topic(self) -> str:

@@ -51,7 +51,7 @@ _OTHERS = {
     "datetime_from_date_parsing": _TIME,
     "timezone_aware": _TIME,
 }
-"""pydantic's error type → the message, which is the same for each value."""
+"""pydantic's error type → the message, which does not depend on the refused value."""
 _NO_FORM = "does not have the required form"
 
 

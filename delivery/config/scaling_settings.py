@@ -16,12 +16,12 @@ class ScalingSettings(Area):
     """Fewest executors, and the number at the start."""
     max_executors: Annotated[int, Field(ge=0)] = 0
     """Most executors; 0: the number is fixed. With scaling, a micro-batch has as many tasks as the executors have cores, not
-    `spark.parallelism`. The limit of events in a micro-batch is multiplied by the number of executors. Scaling does not change
-    the tasks and the limit of the real-time lane."""
+    `spark.parallelism`. The limit of events in a micro-batch is multiplied by the number of executors. Scaling changes neither
+    the number of tasks nor the limit of events of the real-time lane."""
     drain_within_s: Seconds = 60
     """The job adds executors when the lag of a lane would not drain within this time."""
     scale_in_after_s: Seconds = 60
-    """The job removes executors after fewer would have sufficed for this time."""
+    """The job removes executors when fewer executors would have sufficed for this time."""
     interval_s: Seconds = 5
     """Time between two decisions, each with a request to Kafka for the lag."""
 

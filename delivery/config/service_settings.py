@@ -64,12 +64,13 @@ class ApiSettings(Area):
     `database.url`, for development."""
     max_connections: Annotated[int, Field(gt=0, le=1000)] = 4
     """Most connections of one process to Postgres, and most requests on which the process works at once. The requests of one
-    customer get all of them but one, so that they do not block other customers."""
+    customer occupy at most all of these connections but one, so that they do not block other customers."""
     max_waiting: Annotated[int, Field(gt=0)] = 500
-    """Most requests in flight in one process, waiting polls and sent answers not included; further requests are answered with
-    503. At most half of them may be requests of one customer that wait, or whose bodies arrive; further requests of this
-    customer are answered with 429. The same holds for each key of an operator or publisher. So many answers may be on their
-    way to clients that read slowly; of more, the oldest is cut off."""
+    """Most requests in flight in one process; further requests are answered with 503. A waiting poll is not in flight, nor is a
+    request whose answer is being sent. At most half of this number may be requests of one customer that wait, or whose bodies
+    arrive; further requests of this customer are answered with 429. The same limit holds for each key of an operator or
+    publisher. In addition, at most this many answers are sent at once to clients that read slowly. A further answer cuts off
+    the oldest."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
     """Largest request body; a larger one is refused with 413."""
     request_timeout_s: Seconds = 10
@@ -83,16 +84,16 @@ class ApiSettings(Area):
     """Most subscriptions that a customer can create by itself, unless the customer has a quota of its own."""
     max_scopes_per_customer: Annotated[int, Field(gt=0)] = 100_000
     """Most tenants and sub-tenants that all subscriptions of a customer together name, included or excluded, in requests with
-    the customer's keys. A job holds about 225 bytes for each."""
+    the customer's keys. A job holds about 225 bytes for each named tenant or sub-tenant."""
     max_consumers_per_customer: Annotated[int, Field(gt=0)] = 100
     """Most consumers of dead letters that a customer can create by itself."""
     max_dead_letters_per_customer: Annotated[int, Field(ge=0)] = 0
-    """Most waiting dead letters of a customer, unless the customer has a quota of its own. A customer with so many cannot ask
-    for replays. Further dead letters are stored all the same. 0: no quota. The API and `fanout archive` must have the same
-    quotas."""
+    """Most waiting dead letters of a customer, unless the customer has a quota of its own. A customer with this many waiting
+    dead letters cannot ask for replays. Further dead letters are stored all the same. 0: no quota. The API and `fanout archive`
+    must have the same quotas."""
     max_poll_s: Seconds = 30
     """Longest wait of a poll that finds no dead letter, and of a reader of the registry that waits for a later revision. A
-    request that asks for a longer wait gets this one."""
+    request that asks for a longer wait gets this wait."""
     max_polls: Annotated[int, Field(gt=0)] = 200
     """Most polls that wait at once in one process; further polls are answered with 503."""
     max_polls_per_customer: Annotated[int, Field(gt=0)] = 10
@@ -108,8 +109,8 @@ class ApiSettings(Area):
     to Kafka."""
     publisher_sources: Annotated[str, _SOURCES] = ""
     """Beginning of the `source` of every event that a key limited to tenants publishes. `{tenant}` stands for the event's
-    tenant, and a `/` or `#` follows it, as in `/{tenant}/`. So no such key can use the source of another tenant. Empty: any
-    source."""
+    tenant. A `/` or `#` must follow it, as in `/{tenant}/`, so that no such key can use the source of another tenant. Empty:
+    any source."""
     max_events_per_s: PerSecond = 10_000
     """Most events a second that one API key publishes, in each process. A fifth of this number may come at once, the rest
     evenly. A request that begins within the rate is accepted whole. Later requests are answered with 429 until the rate covers

@@ -107,24 +107,24 @@ class SourceSettings(Area):
     `events\\.([^.]+)\\..+`. A topic that matches carries events of its tenant only; events of other
     tenants are rejected. A topic that does not match belongs to no single tenant."""
     id_field: str = "id"
-    """Plain JSON: dotted path of the event id. Without one, topic, partition and offset form the id."""
+    """Plain JSON: dotted path of the event id. If an event has no id, topic, partition and offset form the id."""
     type_field: str = "type"
-    """Plain JSON: dotted path of the event type. Without one, the type is the topic's name without `topic_prefix`."""
+    """Plain JSON: dotted path of the event type. If an event has none, its type is the topic's name without `topic_prefix`."""
     tenant_field: str = "tenant_id"
-    """Plain JSON: dotted path of the tenant id; an event without one is rejected."""
+    """Plain JSON: dotted path of the tenant id; an event without a tenant id is rejected."""
     sub_tenant_field: str = "sub_tenant_id"
     """Plain JSON: dotted path of the sub-tenant id."""
     time_field: str = "time"
-    """Plain JSON: dotted path of the event's time, RFC 3339. Without one, the time is when Kafka appended the record."""
+    """Plain JSON: dotted path of the event's time, RFC 3339. An event without a time gets the time of Kafka's append."""
     invalid_time: Literal["", "passed", "rejected"] = ""
     """Treatment of events whose time is not an RFC 3339 time. Empty: reject CloudEvents, and pass plain JSON. `rejected`:
     reject both. `passed`: pass both. A rejected event has the reason `bad_attribute`. A passed event gets the time at which
     Kafka appended the record."""
     reused_ids: Literal["passed", "rejected", "told_apart"] = "passed"
-    """Treatment of events with the source and id of an earlier event and another payload. `passed`: both are delivered with
-    one `webhook-id`, so receivers ignore the second as a repeat. `rejected`: the second goes to the rejected records as
-    `reused_id`, if the worker remembers the first and both are of one tenant. `told_apart`: the payload is part of every
-    `webhook-id`, so the two have different ones."""
+    """Treatment of an event with the source and id of an earlier event, but another payload. `passed`: both events are
+    delivered with one `webhook-id`, so receivers ignore the second as a repeat. `rejected`: the second event goes to the
+    rejected records as `reused_id`, if the worker remembers the first and both are of one tenant. `told_apart`: the payload is
+    part of every `webhook-id`, so the two events have different ones."""
     batch_records: Literal["rejected", "taken_apart"] = "rejected"
     """Treatment of records with `content-type: application/cloudevents-batch+json`. `rejected`: they are rejected as
     `unsupported`. `taken_apart`: the direct or the real-time lane writes each event as a record of its own into the same
@@ -148,8 +148,8 @@ class SnapshotSettings(Area):
     """Look-ups: time for which a worker keeps an answer. This is the longest time until a change of the registry takes
     effect. Only retries of a deleted tenant's events may go on for 30 s more."""
     lookup_max_answers: Annotated[int, Field(gt=0)] = 100_000
-    """Look-ups: most answers in each of a worker's two caches: for all tenants, and for single ones. The least recently used
-    answers are dropped first."""
+    """Look-ups: most entries in each of a worker's three caches: answers that hold for all tenants, answers for one tenant, and
+    registered tenants. The least recently used are dropped first."""
 
 
 class DeliverySettings(Area):
@@ -160,14 +160,14 @@ class DeliverySettings(Area):
     last byte of the response that is read. In the retry lane the endpoint's `timeout_s` holds. When an endpoint stops
     answering, the fast lanes send it nothing for twice this time. Its deliveries go to the retry lane."""
     lane_deadline_s: Seconds = 3
-    """Queue timeout. It begins when each delivery that is left in the micro-batch waits for its own endpoint. Deliveries wait
-    for answers to earlier requests, or for `max_per_second`. When the timeout ends, these deliveries are postponed to the retry
-    lane, and the micro-batch ends."""
+    """Queue timeout. It begins when each delivery that is left in the micro-batch waits for its own endpoint: for answers to
+    earlier requests, or for `max_per_second`. When the timeout ends, these deliveries are postponed to the retry lane, and the
+    micro-batch ends."""
     patience_s: Seconds = 0.5
-    """Response deadline. When a micro-batch has nothing else to do, it waits for answers. For each endpoint it waits as long as
-    its answers usually take, and at most this long. Then the attempts continue in the background, and deliveries whose attempts
-    fail go to the retry lane, without a quick retry. It waits longer while hardly any endpoint answers, or while the background
-    has no room. From `attempt_timeout_s` on there is no deadline, and all quick retries are made."""
+    """Response deadline. A micro-batch with nothing else to do waits for answers: for each endpoint as long as its answers
+    usually take, and at most this long. Then the attempts continue in the background. If such an attempt fails, its delivery
+    goes to the retry lane without a quick retry. The wait is longer while hardly any endpoint answers, or while the background
+    has no room. With a value of at least `attempt_timeout_s` there is no deadline, and all quick retries are made."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
     """Most attempts at a delivery in a fast lane (direct, batch or real-time). When a micro-batch has nothing else to do, it
     leaves further attempts to the retry lane."""
@@ -195,9 +195,9 @@ class DeliverySettings(Area):
     """Most open connections of one worker process, idle ones included; beyond that the least recently used are closed.
     0: half of the files that the process may open (`ulimit -n`), at most 16,384."""
     max_connections_per_host: Annotated[int, Field(ge=0)] = 128
-    """Most connections to one host over all workers and all customers. Each worker has an equal share, by `spark.parallelism`,
-    by the executors' cores with scaling, or by the partitions in the real-time lane. The share is at least one. 0: no limits
-    for hosts, and `max_per_second_per_host` has no effect."""
+    """Most connections to one host over all workers and all customers. Each worker has an equal share, but at least one. The
+    number of workers is `spark.parallelism`, or with scaling the executors' cores, or in the real-time lane the partitions. 0:
+    no limits for hosts, and `max_per_second_per_host` has no effect."""
     max_per_second_per_host: Annotated[float, Field(gt=0)] = 2000
     """Most requests a second to one host over all workers and all customers."""
     unlimited_hosts: tuple[str, ...] = ()
@@ -234,7 +234,7 @@ class DeliverySettings(Area):
 
 
 class BatchSettings(Area):
-    """The batch lane: its state, and the interval of its micro-batches. The area `delivery` configures its requests."""
+    """The batch lane: its state, and the interval of its micro-batches. The area `delivery` configures the lane's requests."""
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
     """Parts of the lane's state (shards). Use twice the number of executor cores. A micro-batch has `spark.parallelism` tasks,
@@ -276,8 +276,8 @@ class RetrySettings(Area):
     """Most deliveries to one endpoint that leave together. An endpoint that answers again begins with one delivery, and the
     number doubles with each success."""
     max_pending: Annotated[int, Field(gt=0)] = 200_000
-    """Most events that wait in this lane for one endpoint. Further events become dead letters, reason `no_room`. Redriven ones
-    do so when more than half of this number would wait."""
+    """Most events that wait in this lane for one endpoint. Further events become dead letters, reason `no_room`. Redriven
+    events become dead letters when more than half of this number would wait."""
     ticks_topic: str = "fanout.retry-ticks"
     """Topic in which the job wakes this lane, with the rules of `batch.ticks_topic`. The topic is never renamed: the lane
     does not start with a checkpoint that has another name."""
@@ -299,7 +299,7 @@ class RealtimeSettings(Area):
     """Age of a record, by its time in Kafka, from which the lane delivers in short micro-batches until it has caught up. The
     topics need `message.timestamp.type=LogAppendTime`, or producers that write the present time by a right clock."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of the driver to which the lane's workers report, and from which the workers get changes; 0 takes any free port."""
+    """Port of the driver to which the lane's workers report, and from which they get the registry; 0 takes any free port."""
 
 
 class SparkSettings(Area):
@@ -356,8 +356,8 @@ class MetricsSettings(Area):
     lag_interval_s: Seconds = 10
     """Time between two requests to Kafka for the lag; with scaling, `scaling.interval_s` holds instead."""
     stalled_after_s: Seconds = 300
-    """The job is unhealthy when records wait, or a lane starts, and nothing was committed for this time. A micro-batch that
-    still runs this time after the job was asked to stop is interrupted. It runs again at the next start. The time must be
+    """The job is unhealthy when records wait, or a lane starts, and nothing was committed for this time. When the job must
+    stop, a micro-batch that does not end within this time is interrupted, and runs again at the next start. The time must be
     longer than any micro-batch."""
 
 

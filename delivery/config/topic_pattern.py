@@ -19,7 +19,7 @@ _GROUPS = ("(?:", "(?=", "(?!")
 _CLASSES = frozenset("dDwWsS")
 _QUANTIFIER = re.compile(r"[*+?]|\{\d{1,3}(,\d{0,3})?\}")
 _IN_CLASS_TWICE = ("&&", "--", "~~", "||")
-"""Set operations in a character class: Java's `&&`, and those that Python reserves."""
+"""Set operations in a character class: Java's `&&`, and the others that Python reserves for a later version."""
 
 
 def checked(pattern: str) -> str:

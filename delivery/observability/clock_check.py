@@ -17,9 +17,10 @@ WARNED_EVERY_S = 600.0
 
 
 class ClockCheck:
-    """Log a warning when a worker counts as ahead of the driver's clock, or as behind it (webhooks.clocks.driver_clock).
+    """Log a warning when a worker's clock is too far ahead of the driver's clock, or too far behind it.
 
-    All workers together cause at most one warning in WARNED_EVERY_S seconds. Thread-safe. `clock` is monotonic, in seconds.
+    delivery.webhooks.clocks.driver_clock defines the limits. All workers together cause at most one warning in WARNED_EVERY_S
+    seconds. Thread-safe. `clock` is monotonic, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

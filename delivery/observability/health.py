@@ -48,7 +48,7 @@ class Facts:
     is_source_up: bool = True
     """True if Kafka answered the last request for the lag, or was not asked yet."""
     awaits_report: bool = False
-    """As `Watch.awaits_report`."""
+    """True if the lane's query runs in micro-batches and has not reported progress yet."""
     is_lag_old: bool = False
     """True if the lane has progressed since Kafka was last asked for the lag."""
 
@@ -106,7 +106,7 @@ def readiness(facts: Facts) -> ProbeAnswer:
 def worst_of(verdicts: Mapping[str, ProbeAnswer]) -> ProbeAnswer:
     """Return the verdict on the process: the first verdict that is not ok; if all are ok, the first.
 
-    `verdicts` has at least one verdict, by the name of the lane.
+    `verdicts` must have at least one verdict. Its keys are the names of the lanes.
     """
     return next((verdict for verdict in verdicts.values() if not verdict.ok), next(iter(verdicts.values())))
 
@@ -129,8 +129,8 @@ class Backlog:
     at_s: float = 0.0
     """When Kafka was last asked; monotonic seconds."""
     lag: int | None = None
-    """Records before the ends of the partitions that the lane has not handled (`Progress.positions`), without those of paused
-    topics; None: unknown."""
+    """Records that wait in Kafka: those from `Progress.positions` to the ends of the partitions, without the records of paused
+    topics. None: unknown."""
     handled: int = 0
     """Records that the lane has handled since the process started."""
     handled_at_s: float = 0.0

@@ -65,4 +65,4 @@ REPORT_BUFFERS = Kept()
 observer of such a task, and drained with each report. Ends with the process."""
 STATE_CONNECTIONS = Kept()
 """In a worker of a lane with state: the connections that the last few tasks had to Spark's state. Made by the first task. Each
-task adds its connection as it ends, and the oldest one is then closed (`tasks.shard_state`)."""
+task adds its connection as it ends. Beyond `tasks.shard_state.MOST_LEFT_OPEN` connections, the oldest is closed."""

@@ -24,16 +24,19 @@ class ReplayTurns:
         self._of_replays[replay.number] = self._of_customers[replay.customer_id] = self._turns
 
     def of_customers(self, unfinished: Iterable[ReplayRequest]) -> list[ReplayRequest]:
-        """Return one replay of each customer: the one whose last turn is the longest ago, or the oldest of those without one.
+        """Return one replay of each customer: the one whose last turn is the longest ago, or the oldest of these.
 
-        The customer whose last turn is the longest ago comes first. Turns of replays outside of `unfinished` are forgotten.
+        The customer whose last turn is the longest ago comes first. A replay or customer that is new in `unfinished` counts as
+        if it had the turn before the last one. So a customer that is missing now and then, because too many deliveries have no
+        outcome yet, comes after those that wait. Turns of replays outside of `unfinished` are forgotten.
         """
-        found = sorted(unfinished, key=lambda replay: (self._of_replays.get(replay.number, 0), replay.number))
+        listed = list(unfinished)
+        self._of_replays = {replay.number: self._of_replays.get(replay.number, self._turns - 1) for replay in listed}
+        self._of_customers = {
+            replay.customer_id: self._of_customers.get(replay.customer_id, self._turns - 1) for replay in listed
+        }
+        found = sorted(listed, key=lambda replay: (self._of_replays[replay.number], replay.number))
         next_of: dict[str, ReplayRequest] = {}
         for replay in found:
             next_of.setdefault(replay.customer_id, replay)
-        self._of_replays = {
-            replay.number: self._of_replays[replay.number] for replay in found if replay.number in self._of_replays
-        }
-        self._of_customers = {name: turn for name, turn in self._of_customers.items() if name in next_of}
-        return sorted(next_of.values(), key=lambda replay: (self._of_customers.get(replay.customer_id, 0), replay.number))
+        return sorted(next_of.values(), key=lambda replay: (self._of_customers[replay.customer_id], replay.number))

@@ -179,7 +179,8 @@ class PlainConsumer:
         if target.grant is not None:
             raise errors.TargetRefused(
                 "auth",
-                f"endpoint {endpoint.endpoint_id} has OAuth, which the plain consumer lacks, so it ends: remove the endpoint",
+                f"endpoint {endpoint.endpoint_id} has OAuth, which the plain consumer lacks. The consumer ends: remove "
+                "the endpoint",
             )
         _, _, lines = target.head.partition(b"\r\n")
         made = Destination(target.url, routed_requests.fields_of(lines), asyncio.Semaphore(self._bound))

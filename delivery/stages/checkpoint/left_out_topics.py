@@ -31,15 +31,16 @@ class Split(NamedTuple):
     """The positions of a lane's topics, by whether the lane reads them now."""
 
     read: Positions
-    """For the offset log."""
+    """The positions for the offset log: their topics are read."""
     left_out: Positions
-    """For the file."""
+    """The positions for the file: their topics are not read."""
 
 
 def split(logged: Positions, kept: Positions, reads: Callable[[str], bool]) -> Split:
-    """Return the positions in the offset log (`logged`) and in the file (`kept`), split anew. Pure.
+    """Split the positions in the offset log (`logged`) and the file (`kept`) by whether the lane reads the topic now. Pure.
 
-    `reads` returns True for a topic that the lane reads now. A position in the offset log is newer than one in the file.
+    `reads` returns True for a topic that the lane reads now. If the offset log and the file have a position of one partition,
+    the position in the offset log counts, because it is newer.
     """
     known = {topic: kept.get(topic, {}) | logged.get(topic, {}) for topic in logged | kept}
     return Split(
@@ -59,7 +60,7 @@ def align(spark: SparkSession, config: settings.Settings, lanes: Iterable[str]) 
 
 
 def restored(spark: SparkSession, config: settings.Settings, lane: str, positions: Positions) -> Positions:
-    """Return the positions of a lane that is at `positions`, as after `align`. Writes nothing."""
+    """Return the positions that a lane at `positions` would have after `align`. Write nothing."""
     if lane not in LANES:
         return positions
     folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"

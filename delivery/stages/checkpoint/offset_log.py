@@ -17,7 +17,8 @@ from delivery import errors
 from delivery.stages.checkpoint import object_store, recovery
 
 _LINES = 3
-"""Lines of a file of Spark's offset log: version, start time and settings of the micro-batch, and end offsets."""
+"""Lines of a file of Spark's offset log: (1) the version, (2) the micro-batch's start time and settings, (3) its end
+offsets."""
 Positions = dict[str, dict[str, int]]
 """The next offset by topic and partition, as in Spark's offset log. The partition is a decimal text."""
 
@@ -87,7 +88,8 @@ class Checkpoint:
             )
         self._committed, self._begun = committed, begun if begun > committed else None
         self.positions: Positions = {} if committed < 0 else self._read(committed)
-        """The committed positions; empty if the lane has never started a micro-batch, or reads no topic of before any more."""
+        """The committed positions; empty if the lane has never started a micro-batch, or if the positions of all its topics
+        were moved elsewhere."""
         self.has_committed = committed >= 0
         """True if the lane has committed a micro-batch."""
 
@@ -95,9 +97,9 @@ class Checkpoint:
         """Make the lane continue from `positions`. `limited` maps the end offsets of an interrupted micro-batch to new ones.
 
         `began_ms` becomes the start time of the committed micro-batch and of the interrupted one, in milliseconds since the
-        epoch. Results and receipts from before this time then count for no record. None: the times stay.
-        If a partition has a position and no end offset, the micro-batch reads nothing of the partition. Called only if the lane
-        has committed a micro-batch.
+        epoch. Results and receipts that were written before this time are then ignored. None: the times stay. If a partition
+        has a position and no end offset, the micro-batch reads nothing of the partition. Called only if the lane has committed
+        a micro-batch.
         """
         if self._begun is not None:  # first: after a crash between the two writes the next call finds the same losses
             ends = limited(self._read(self._begun))

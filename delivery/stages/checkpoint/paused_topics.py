@@ -50,7 +50,7 @@ class PausedTopic(NamedTuple):
     micro-batch runs again instead, `offsets` are void."""
     offsets: dict[str, int]
     """The next offset of each partition, by the partition's number as a decimal text. At first only paused partitions have an
-    entry; `moved_out` adds the other partitions."""
+    entry. `moved_out` adds the other partitions of the topic."""
 
 
 Topics = Mapping[str, PausedTopic]
@@ -60,7 +60,7 @@ Topics = Mapping[str, PausedTopic]
 def noted(topics: Topics, batch_id: int, found: Mapping[tuple[str, int], int]) -> dict[str, PausedTopic]:
     """Return the paused topics after a run of the micro-batch `batch_id`, which paused the partitions `found`. Pure.
 
-    `found`: (topic, partition) → first waiting offset. The result of an earlier run of the same micro-batch does not count.
+    `found`: (topic, partition) → first waiting offset. It replaces what an earlier run of the same micro-batch has paused.
     """
     now = {name: topic for name, topic in topics.items() if topic.since != batch_id}
     for (name, number), offset in found.items():
@@ -86,7 +86,7 @@ def moved_out(topics: Topics, positions: Positions) -> dict[str, PausedTopic]:
 
 
 def moved_back(topics: Topics, positions: Positions) -> Positions:
-    """Return the lane's `positions` with the offsets of the paused topics, which replace those of the same partitions. Pure."""
+    """Return the lane's `positions`, with the offset of each partition of a paused topic in place of its position. Pure."""
     return positions | {name: positions.get(name, {}) | topic.offsets for name, topic in topics.items()}
 
 
@@ -100,7 +100,7 @@ def restore(spark: SparkSession, root: str, lanes: Iterable[str]) -> None:
 
 
 def restored(spark: SparkSession, folder: str, positions: Positions) -> Positions:
-    """Return `positions` with the offsets of the paused topics of the lane in `folder`, as after `restore`. Writes nothing."""
+    """Return the positions that the lane in `folder`, now at `positions`, would have after `restore`. Write nothing."""
     return moved_back(_File(spark, folder).valid() or {}, positions)
 
 

@@ -89,10 +89,10 @@ class _Rerun(NamedTuple):
 class Reruns:
     """Provide `work_log`, the completed-work log for the tasks of the present micro-batch of one lane.
 
-    The driver reads completed deliveries into the log only for a micro-batch that runs again. When it runs again, the lane may
-    pause topics, and reads their records in a later micro-batch. Until then the logs of all micro-batches have these completed
-    deliveries, at most MAX_COMPLETED. The driver has them in memory only: a restart of the process forgets them. `of` is the
-    class that interprets the lane's result records.
+    The driver reads completed deliveries into the log only for a micro-batch that runs again. When such a micro-batch runs
+    again, the lane may pause topics, and then reads their records in a later micro-batch. Until then the log of each
+    micro-batch has the completed deliveries, at most MAX_COMPLETED. The driver has them in memory only: a restart of the
+    process forgets them. `of` is the class that interprets the lane's result records.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Reruns:
         """The completed-work log of the micro-batch that started last."""
         self._is_untouched = False
         self._are_left_out = False
-        """True: the records that the rerun's log is still needed for are in topics that the present query does not read."""
+        """True: the rerun's log is still needed, but only for records of topics that the present query does not read."""
 
     def mark_untouched(self) -> None:
         """Record that the lane sent nothing of the last micro-batch and left it uncommitted: the next `load` does nothing."""
@@ -168,9 +168,10 @@ class Reruns:
         self.work_log = dataclasses.replace(self._fresh, since_ms=_now_ms(), known=known)
 
     def _are_others_read(self, ends: Ends) -> bool:
-        """Return True if committed micro-batches have read up to `ends`, except topics that the newest of them lacks.
+        """Return True if committed micro-batches have read up to `ends`, except in topics that the newest one lacks.
 
-        There must be such topics: as a rule, those that the query leaves out. False if the checkpoint cannot be read.
+        A micro-batch lacks a topic if it has no end offsets of it: as a rule, because the query leaves the topic out. Return
+        False if there is no such topic, or if the checkpoint cannot be read.
         """
         if (reached := self._reached()) is None:
             return False
@@ -199,7 +200,7 @@ def _covers(reached: Ends, ends: Ends) -> bool:
 
 
 def _later(ends: Ends, others: Ends) -> Ends:
-    """Return the larger offset of each partition."""
+    """Return each partition of `ends` and `others` with the larger of its offsets."""
     pairs = {topic: (ends.get(topic, {}), others.get(topic, {})) for topic in ends.keys() | others.keys()}
     return {
         topic: {number: max(first.get(number, 0), second.get(number, 0)) for number in first.keys() | second.keys()}

@@ -2,7 +2,7 @@
 
 Runs on the driver before the lanes. Spark refuses to run a query if its offset log has a topic that the query does not read.
 Meanwhile the other lanes would postpone deliveries into the topic with the new name. After the name is changed back, nobody
-reads that topic.
+would read the topic with the new name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 def require_same(spark: SparkSession, config: settings.Settings) -> None:
     """Raise SettingsError if the checkpoint of the retry lane has positions in a topic that no setting names now.
 
-    Otherwise change the end offsets of an interrupted micro-batch, if the settings had another name at its start. Spark never
-    ran that micro-batch, and refuses it until then. Without a committed micro-batch do nothing. Raise LaneFailed if the
-    checkpoint is damaged. Called while no query of the lane runs.
+    Otherwise, if the settings had another name when an interrupted micro-batch started, correct the end offsets of that
+    micro-batch. Spark has never run it, and would refuse to run it with the other name. Without a committed micro-batch do
+    nothing. Raise LaneFailed if the checkpoint is damaged. Called while no query of the lane runs.
     """
     folder = f"{config.spark.checkpoint.rstrip('/')}/retry"
     _, committed = recovery.newest(spark, folder)

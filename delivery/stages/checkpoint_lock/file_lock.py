@@ -1,6 +1,6 @@
 """Lock each lane's checkpoint folder, so that a second driver cannot run the same lane.
 
-Runs on the driver, and in commands that change the checkpoint. Without the lock both drivers would deliver the current
+Runs on the driver, and in commands that change the checkpoint. Without the lock, two drivers would deliver the current
 micro-batch before Spark noticed two writers of one log. The lock is an operating-system lock on a file beside the lane's
 folder. The lock ends with the process, however the process ends, and needs neither Kafka nor Postgres. The lock also keeps out
 drivers on other machines if the file system shares locks, as NFS 4 does. A checkpoint on a store, such as `s3a://`, has no file

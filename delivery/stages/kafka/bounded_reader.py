@@ -24,10 +24,10 @@ def batches(
     """Yield the messages of each poll, until every partition of `starts` is read to its end.
 
     `starts` gives the first offset of each partition. `ends` gives, for each of these partitions, the offset after its last
-    wanted record; None: no limit. A partition ends there, or where the consumer finds no further record, whichever comes first.
-    The consumer needs the option `enable.partition.eof`. A poll returns at most `max_records` messages. A poll without messages
-    within `wait_s` seconds yields an empty list, so that the caller can check its deadline. Messages with an error are yielded
-    as well, except the error for the end of a partition. The caller decides what an error means.
+    wanted record; None: no limit. Reading of a partition ends at this offset, or where the consumer finds no further record,
+    whichever comes first. The consumer needs the option `enable.partition.eof`. A poll returns at most `max_records` messages.
+    A poll without messages within `wait_s` seconds yields an empty list, so that the caller can check its deadline. Messages
+    with an error are yielded as well, except the error for the end of a partition. The caller decides what an error means.
     """
     from confluent_kafka import KafkaError  # noqa: PLC0415  # most workers never need it
 

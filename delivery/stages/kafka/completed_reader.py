@@ -2,8 +2,8 @@
 
 delivery.webhooks.results.completed_work interprets the result records. Runs on the driver before a query, and in an executor
 where Spark retries a task. The real-time lane also reads its offset receipts (records of handled offsets) with this module.
-Must not import the settings, for the reason in delivery.stages.kafka.sink: a worker that unpickles a CompletedWork imports this
-module. If Kafka does not answer `read`, the lane starts anyway, and deliveries whose results could not be read are repeated.
+Must not import the settings: a worker that unpickles a CompletedWork imports this module, and pydantic would take 11 MB of the
+worker. If Kafka does not answer `read`, the lane starts anyway, and deliveries whose results could not be read are repeated.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[comp
     """Return the keys of the work that a new run must not repeat, according to the results in Kafka.
 
     `work_log.lane` decides which work counts. In the direct, batch and real-time lanes: deliveries that were accepted,
-    dead-lettered or deferred to the retry lane. In the retry lane: accepted deliveries, and leases (sets of retry entries) with
-    a report.
+    dead-lettered or postponed to the retry lane. In the retry lane: accepted deliveries, and leases (sets of retry entries)
+    with a report.
 
     Reading begins at the results that were written SLACK_MS before `work_log.since_ms`.
 

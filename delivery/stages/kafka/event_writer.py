@@ -2,12 +2,12 @@
 
 The writer waits until Kafka has confirmed or refused each event.
 
-Runs in the executors' Python workers. Must not import the settings, for the reason in delivery.stages.kafka.sink. Guarantee: at
-least once. A task that fails later writes the same events again, with the same ids.
+Runs in the executors' Python workers. Must not import the settings, because pydantic would take 11 MB of each worker.
+Guarantee: at least once. A task that fails later writes the same events again, with the same ids.
 
 The events have a producer of their own in each worker process. Kafka may refuse events: the job may lack the right to write a
-topic, or a record may be too large for the topic. After a refusal a producer cannot be trusted (sink._ToKafka), so results of
-deliveries go through another producer.
+topic, or a record may be too large for the topic. After a refusal, a producer may report records as written that are not. So
+results of deliveries go through another producer.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class KafkaEventWriter:
     def __call__(self, records: Sequence[batch_records.EventRecord], /) -> Mapping[int, str]:
         """Write records, with the result and the errors of WriteEvents. Discard the producer if a record was not written.
 
-        If Kafka refuses a record for good, a record whose confirmation has no offset counts as refused too.
+        If Kafka refuses at least one record for good, each record whose confirmation has no offset counts as refused too.
         """
         import confluent_kafka  # noqa: PLC0415  # the driver imports this module too
 

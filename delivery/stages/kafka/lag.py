@@ -1,7 +1,7 @@
 """Measure the lag of each lane: the records in Kafka that the lane has not handled.
 
-In the real-time lane, records count as handled when a task reports that their results are written. In the other lanes, they
-do when their micro-batch is committed.
+In the real-time lane, records count as handled when a task reports that their results are written. In the other lanes, records
+count as handled when their micro-batch is committed.
 
 Runs on the driver, and in `fanout archive` for the archive's lag: the records that are not archived yet. For each lane, and
 for the archive, a thread of its own asks Kafka for the ends of the partitions. Spark's own figures change only with the commit
@@ -111,8 +111,8 @@ def _ends(
     """Return the end offset of each partition in `positions`; raise KafkaException if Kafka does not answer, or refuses.
 
     With the isolation level `read_committed`, a partition ends where its first open transaction begins. `may_be_gone`: topics
-    of which partitions may no longer exist. The result does not have these partitions. A lane does not read a topic that it has
-    paused, so the lane does not end when the topic is deleted, and goes on with all others.
+    whose partitions may no longer exist. The result leaves out their missing partitions. A lane does not read a topic that it
+    has paused, so the lane does not end when the topic is deleted, and goes on with all others.
     """
     if not positions:
         kafka_clients.require_answer(admin, within_s=TIMEOUT_S)

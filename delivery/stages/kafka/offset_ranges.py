@@ -59,8 +59,8 @@ class PlannedOffsets:
         """Return the offsets to read, of partitions with at least one new offset.
 
         A partition that the query has never read begins at 0. Raise LaneFailed if a partition is gone, or ends before the
-        query's position. Spark makes these checks only when it plans to read the records itself. Without them it would commit
-        the end offsets, and the records would be lost.
+        query's position. Spark makes these checks only when it plans to read the records itself. Without the checks, Spark
+        would commit the end offsets, and the records would be lost.
         """
         # The Kafka source is the first leaf, because `topic_source.task_numbers` puts it first in its union.
         planned = self._execution().lastExecution().analyzed().collectLeaves().head()
@@ -130,7 +130,7 @@ def divided(ranges: Sequence[RecordRange], tasks: int) -> tuple[tuple[RecordRang
 def send(context: SparkContext, assignments: Sequence[Sequence[RecordRange]]) -> None:
     """Send the ranges of each task to the tasks of this micro-batch, which read them with `received`.
 
-    For a plan that Spark serialized when the query started, so that the ranges cannot be in its closure.
+    Needed if Spark has serialized the plan at the start of the query: the closure of such a plan cannot have the ranges.
 
     Called inside the function of `foreachBatch`, on the thread on which Spark calls that function.
     """

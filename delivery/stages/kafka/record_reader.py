@@ -47,7 +47,7 @@ FIXED_OPTIONS: Mapping[str, str | int | float | bool] = {
     # Also the limit of a decompressed batch in zstd. A batch above this limit can never be read.
     "receive.message.max.bytes": 1_000_000_000,
 }
-"""Configuration of the consumer that the reader relies on."""
+"""Options of the consumer on which the reader relies."""
 POLL_S = 0.1
 """Seconds for which one poll waits for a record."""
 LISTING_STEP_S = 1.0
@@ -56,7 +56,7 @@ RECORDS_AT_ONCE = 500
 """Most records of one poll."""
 MAX_HELD_BYTES = 8 * 1024 * 1024
 """If more bytes than this wait for records of an earlier range, the reader fetches only the earliest range. One poll may exceed
-it."""
+this limit."""
 RECORD_BYTES = 500
 """Estimated memory of a record without its value and headers."""
 LIST_EVERY_S = 600.0
@@ -311,8 +311,8 @@ class RangeOrder:
     def release(self, taken: Iterable[Record], unread: Unread) -> list[Record]:
         """Add `taken`, and return all records that can be passed on now. The others wait.
 
-        These are the records of the first range that is not read, and of the ranges after it, up to the next one that is not
-        read. Called after `unread.take` for these records, and not after all ranges are read.
+        Records can be passed on if all ranges before their range are read to the end. Called after `unread.take` for these
+        records, and not after all ranges are read.
         """
         first, ready = self._places[0], []
         for record in taken:
@@ -339,7 +339,7 @@ def _size(record: Record) -> int:
 
 
 def record_of(message: Message, *, with_key: bool = False) -> Record:
-    """Return a message of Kafka as a Record. A header without a value gets an empty one."""
+    """Return a message of Kafka as a Record. A header without a value gets an empty value."""
     return Record(
         message.topic() or "",
         message.partition() or 0,
@@ -352,7 +352,7 @@ def record_of(message: Message, *, with_key: bool = False) -> Record:
 
 
 def headers_of(message: Message) -> tuple[tuple[str, bytes], ...]:
-    """Return a message's headers, or UNREADABLE_HEADERS if a name is not UTF-8. A header without a value gets an empty one."""
+    """Return a message's headers, or UNREADABLE_HEADERS if a name is not UTF-8. A header without a value gets b""."""
     try:
         headers = _headers(message)
     except SystemError:

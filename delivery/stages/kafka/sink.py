@@ -30,7 +30,7 @@ IS_REPEATED = (
 """The end of the message about a row that could not be written."""
 DELIVERY_TIMEOUT_MS = 600_000
 """Milliseconds for which a row waits for an absent Kafka. If the task failed earlier, deliveries whose results it could not
-write would be repeated. The retry lane keeps results of attempts that outlive their task longer than this
+write would be repeated. The retry lane keeps the results of attempts that outlive their task for a longer time
 (endpoint_state.COMPLETED_KEPT_MS)."""
 _FLUSH_S = 1.0
 """Seconds of one flush. The loop in `finish` looks for a failed row between two flushes."""

@@ -1,8 +1,8 @@
 """Plan or read the topics of events, and the retries topic, as streaming frames.
 
 Runs on the driver; `fanout accept-loss` uses only `is_realtime`. Guarantee relied upon: Spark writes the offsets of a
-micro-batch before the micro-batch runs. After a crash Spark plans exactly the same offsets again. In the direct and batch lanes
-the tasks read them, in the other lanes Spark does.
+micro-batch before the micro-batch runs. After a crash Spark plans exactly the same offsets again. In the direct and batch
+lanes, the tasks read the records at these offsets. In the other lanes, Spark reads them.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ def read(
 ) -> DataFrame:
     """Return the stream of records on the topics of `source.topic_pattern`, and on the topic `beside`, if one is named.
 
-    Spark plans and commits its offsets. The tasks read its records (`record_reader`), so a lane must not use the rows of this
-    frame: the direct lane ignores them, and the batch lane removes them by `task_numbers`. Topics that are created later are
-    included. A micro-batch has at most about `at_most` records: Spark takes at least one record of each
-    partition with records. `without_realtime` leaves out the topics of the real-time lane. `without` names further topics to
-    leave out.
+    Spark plans and commits the stream's offsets. The tasks read the records (`record_reader`), so a lane must not use the rows
+    of this frame: the direct lane ignores the rows, and the batch lane removes them by `task_numbers`. Topics that are created
+    later are included. A micro-batch has at most about `at_most` records: Spark takes at least one record of each partition
+    with records. `without_realtime` leaves out the topics of the real-time lane. `without` names further topics to leave out.
     """
     wanted = whole(source.topic_pattern, *([re.escape(beside)] if beside else []))
     if without_realtime and source.realtime_pattern:
@@ -68,8 +67,8 @@ def read(
 def task_numbers(offsets: DataFrame, tasks: int) -> DataFrame:
     """Return a frame with one row for each task: its number, from 0 to `tasks` - 1, in the only column.
 
-    The frame has no records. Spark still plans and commits the offsets of the stream `offsets`. Queries with state need it,
-    because a plan made in `foreachBatch` cannot use their state. The session needs the settings PRUNED_SOURCE.
+    The frame has no records. Spark still plans and commits the offsets of the stream `offsets`. Queries with state need such a
+    frame, because a plan made in `foreachBatch` cannot use the query's state. The session needs the settings PRUNED_SOURCE.
     """
     # Spark plans the offsets first. Then its optimizer removes a stream with `limit(0)`, so Spark's source reads nothing. With
     # `where("false")` Spark would keep the stream, and read all records.

@@ -53,7 +53,7 @@ def ensure_all(config: settings.Settings) -> None:
 
 
 def prepare(config: settings.Settings) -> None:
-    """Call `require_apart` and `ensure_all` for a job that starts. Raise the errors of both.
+    """Call `require_apart` and `ensure_all` for a job that starts, and raise their errors.
 
     KafkaUnavailable then says that the job did not start: only a running job waits for Kafka.
     """
@@ -69,7 +69,7 @@ def require_apart(config: settings.Settings) -> None:
 
     1. The job would write its results to a topic that it reads as events. In the topics of attempts and of rejected records
        each result would then make another result, without end.
-    2. Two settings name the same topic of the job. A reader would take records of one kind for those of the other.
+    2. Two settings name the same topic of the job. A reader of one kind of records would get records of the other kind.
 
     delivery.stages.kafka.wakeups refuses a wake-up topic that matches the pattern of the event topics.
     """

@@ -24,8 +24,8 @@ from delivery.stages.tasks import batch_shard, collect_segments, deliver_batches
 from delivery.webhooks.routing import registries
 
 TRIGGERS_EARLY = 2
-"""Most trigger intervals by which a batch may leave before its due time. Without them, it would leave in the first micro-batch
-after its due time, so late."""
+"""Most trigger intervals by which a batch may leave before its due time. With 0, a batch would always leave late: in the first
+micro-batch after its due time."""
 
 
 class BatchQuery(StatefulLane):
@@ -69,8 +69,9 @@ class BatchQuery(StatefulLane):
     def run(self, watch: health.Watch, *, once: bool) -> None:
         """Run until the job is asked to stop, or with `once` until all records that are in Kafka now are handled.
 
-        With `once`, batches that are due by then are delivered, and the others stay in the state. A micro-batch sends at most
-        64 MiB of a shard (`batcher.BatchingBounds.max_sent_bytes`), so the query starts again while batches are still due.
+        With `once`, batches that are due when these records are handled are delivered. The other batches stay in the state. A
+        micro-batch sends at most 64 MiB of a shard (`batcher.BatchingBounds.max_sent_bytes`), so the query starts again while
+        batches are still due.
         """
         self._run_query(watch, once=once)
         handled_ms = time.time() * 1000

@@ -101,7 +101,8 @@ def paused_topics_of(
 def confirm_plan(reruns: recovery.Reruns, *, is_current: bool) -> bool:
     """Return `is_current`: True if the plan of the lane's query still fits.
 
-    A plan must fit the executors, in the direct and batch lanes the paused topics, and in the batch lane the registry too.
+    In each lane, a plan must fit the number of executors. In the direct and batch lanes it must also fit the paused topics, and
+    in the batch lane the registry too.
 
     If False, record in `reruns` that nothing of the micro-batch was sent. The lane then restarts its query with a new plan, and
     the micro-batch runs again. A plan contains the number of executors: in the number of tasks, and in the limit of events.

@@ -42,8 +42,8 @@ JVM_OPTIONS = (
 2. With its footprint goal it would shrink the young generation, down to a third, while the collections cost little CPU. Then
    there are three times as many young collections, and each promotes some 3 MB that are garbage a moment later. After 100 s a
    collection of the old generation stopped the JVM, and so every lane, for 0.2 s. The price is 340 MB under light load.
-3. The JVM collects the whole heap when its classes fill this size. With the default, 21 MB, this took 0.2 s before the first
-   delivery.
+3. When its classes fill the metaspace to this size, the JVM collects the whole heap. With the default, 21 MB, such a
+   collection took 0.2 s before the first delivery.
 4. Using only the quick compiler saves another third: the other compiler takes minutes for code that mostly waits.
 5. By default the JVM's code cache has 48 MB with one compiler, and 240 MB with both. A lane with state fills 48 MB in 90 s. The
    JVM then discards most of the code and compiles it again, for ten seconds at twice the latency.

@@ -101,8 +101,8 @@ def _direct_from(config: settings.Settings, spark: SparkSession) -> offset_log.P
     """Return the positions from which the direct lane reports rejected records, in place of the batch lane.
 
     None: the direct lane begins at the latest records beside an older batch lane, so its first offset is unknown. The batch
-    lane then reports all that it rejects: records before that offset would be reported by nobody. Until the job starts again,
-    the direct lane reports its rejected records a second time.
+    lane then reports all records that it rejects. Otherwise nobody would report rejected records before that offset. Records
+    that the direct lane rejects too are reported twice until the job starts again.
     """
     root = config.spark.checkpoint.rstrip("/")
     found = offset_log.committed(spark, f"{root}/direct")

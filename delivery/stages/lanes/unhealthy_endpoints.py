@@ -21,7 +21,8 @@ from delivery.webhooks.scheduling import unhealthy
 LATE_S = 600.0
 """Seconds for which a late endpoint is kept. By then most workers have met it: they estimate its response time themselves."""
 MAX_LATE = 1_000
-"""Most late endpoints that are kept, those of the last reports. All are sent to each task: some 40 bytes for each."""
+"""Most late endpoints that are kept: the last ones that were reported. All are sent to each task, with some 40 bytes for
+each."""
 
 
 class UnhealthyEndpoints:
@@ -44,7 +45,7 @@ class UnhealthyEndpoints:
         """By endpoint, the time of its last report. The oldest report comes first."""
 
     def set_reported(self, suppressed: frozenset[EndpointId], watched: frozenset[EndpointId]) -> None:
-        """Replace the sets of endpoints that the retry lane suppresses, and whose next acceptance it needs to know.
+        """Replace two sets: endpoints that the retry lane suppresses, and endpoints whose next acceptance it must learn.
 
         The retry lane calls this after each micro-batch that has input partitions: only then do the lane's shards report.
         """

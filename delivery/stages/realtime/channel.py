@@ -67,7 +67,7 @@ class Channel:
     def send(self, message: Any) -> None:
         """Seal and send a message; raise ChannelBroken if the peer is gone.
 
-        Before a call of `wait_without_timeout`, also raise it if the peer does not take the message within CONNECT_S.
+        Unless `wait_without_timeout` was called before, also raise it if the peer does not take the message within CONNECT_S.
         """
         nonce = os.urandom(_NONCE_BYTES)
         sealed = nonce + self._sealer.encrypt(nonce, pickling.packed(message), self._bound_to(self._sends, self._sent))
@@ -82,7 +82,7 @@ class Channel:
 
         Raise ChannelBroken if the peer is gone, if the message is too short or too large, or if it was not sealed for this
         connection.
-        Before a call of `wait_without_timeout`, also raise it if the peer sends nothing for CONNECT_S.
+        Unless `wait_without_timeout` was called before, also raise it if the peer sends nothing for CONNECT_S.
         """
         (length,) = _LENGTH.unpack(_read(self._connection, _LENGTH.size))
         if not _NONCE_BYTES < length <= self._most:

@@ -35,7 +35,8 @@ class DeliverRealtime:
     """
 
     tools: task_context.Tools
-    """The values that each task needs. Their `observe` adds to delivery.stages.realtime.report_buffer, not to accumulators."""
+    """The values that each task needs. `tools.observe` must add to delivery.stages.realtime.report_buffer, not to
+    accumulators."""
     driver: channel.Address
     """Address and key of the query's TaskServer."""
     stop_within_s: float

@@ -59,9 +59,9 @@ class ModeSwitch:
         partitions or has too few task slots.
 
         `delay_s` is the age of the oldest record read since the last call, by the records' times in Kafka. With `CreateTime`
-        these are the producers' clocks, so one producer with a slow clock looks like a lane that is behind. 0: no record was
-        read, so the lane is not behind.
-        `behind_s` is the age above which the lane catches up in micro-batches, the setting `realtime.behind_after_s`.
+        the producers' clocks set these times, so one producer with a slow clock makes the lane look behind. 0: no record was
+        read, so the lane is not behind. `behind_s` is the age above which the lane catches up in micro-batches, the setting
+        `realtime.behind_after_s`.
         """
         oldest_s = max(self.oldest_s, delay_s)
         if self.judged_at is not None and now - self.judged_at < EVERY_S:

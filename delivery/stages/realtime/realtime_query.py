@@ -234,7 +234,7 @@ class RealtimeLane:
     def _update_for(self, known: messages.Known) -> messages.DriverUpdate:
         """Return the driver's answer to a worker that has the version `known` of the registry.
 
-        Called on the threads of the TaskServer. Waits only while what the worker lacks of the registry is pickled.
+        Called on the threads of the TaskServer. Waits only while the snapshot or the changes that the worker lacks are pickled.
         """
         newest = self._registry.newest
         is_paused = newest is None or self._registry.pause_reason() is not None or self._context.network.is_paused

@@ -94,8 +94,8 @@ class LaneTopics:
         """Ask Kafka for the topics and partitions and, if there are any, Spark for its slots.
 
         If the topics or partitions have changed, check that Spark has a slot for each partition.
-        If there are too few slots, raise SettingsError with `is_first`. Without `is_first`, log an error: the lane then
-        delivers in micro-batches. If Kafka does not answer, `partitions` stays as it is, and nothing is checked.
+        If there are too few slots and `is_first` is True, raise SettingsError. If `is_first` is False, log an error: the lane
+        then delivers in micro-batches. If Kafka does not answer, `partitions` stays as it is, and nothing is checked.
         """
         found = partitions(self._config)
         if found:  # without topics `find` runs each second, and needs no slots

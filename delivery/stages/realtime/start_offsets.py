@@ -67,7 +67,8 @@ class StartOffsets(NamedTuple):
     is_first: bool = False
     """True if the lane has never read a record, and Spark has not chosen its first offsets."""
     since_ms: int = 0
-    """A time before all receipts of records at or after `next_offsets`, in milliseconds since the epoch. 0: `is_first`."""
+    """A time before all receipts of records at or after `next_offsets`, in milliseconds since the epoch; 0 if `is_first` is
+    True."""
 
 
 def handled_up_to(at: int, runs: Iterable[HandledRange]) -> int:
@@ -97,7 +98,7 @@ def read(
 
     Receipts count for the lane's topics; with `of`, for the topics that `of` accepts. A partition with receipts but without a
     committed position starts at the first offset that Kafka still has, moved forward by its receipts (`_starts_of_newer`
-    names exceptions). A partition with neither is left out. `checkpoint` is the lane's folder.
+    names exceptions). A partition with neither a position nor receipts is left out. `checkpoint` is the lane's folder.
 
     Raise KafkaUnavailable if the receipts cannot be read in TRIES tries, or if a first offset cannot be read. Also raise it if
     the attempts topic is not read to its end, and no message comes for `ReadBounds.read_s` seconds. Without receipts, records
@@ -223,8 +224,8 @@ def _starts_of_newer(
        partition starts at its first record, and a warning is logged.
     2. The topic or the partition does not exist: the partition is left out.
 
-    If a topic was created again and already has as many records, case 1 is not recognised, and the receipts count. Raise
-    KafkaUnavailable if Kafka does not answer, or refuses.
+    If a topic was created again and has reached the offsets in the receipts, case 1 is not recognised, and the receipts count.
+    Raise KafkaUnavailable if Kafka does not answer, or refuses.
     """
     import confluent_kafka  # noqa: PLC0415  # only the real-time lane needs it here
 

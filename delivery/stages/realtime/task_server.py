@@ -100,9 +100,9 @@ class TaskReports:
 class TaskServer:
     """Listen for the tasks of one query, collect their reports, and answer them.
 
-    `update` takes the version of the registry that a task has, and returns the answer to the task. The server calls it on a
-    thread for each task, so it must be thread-safe. It may take seconds. But a task sends no report while it waits for its
-    answer, and counts as failed after UNRESPONSIVE_S without a report. The server itself sets the answer's fields
+    `update` takes the version of the registry that a task has, and returns the answer to the task. The server calls `update` on
+    a thread for each task, so `update` must be thread-safe. A call may take seconds, but must end within UNRESPONSIVE_S: a task
+    sends no report while it waits for its answer, and then counts as failed. The server itself sets the answer's fields
     `is_stopping`, `driver_s` and `next_offsets`. The constructor's `next_offsets` has, for each partition, the offset at which
     the query starts. Tasks connect to `host`; the server listens on `bind`. `port` 0: the system chooses a port. `clock` is
     monotonic, in seconds. `connect_s` has the meaning of `channel.CONNECT_S`, and `max_connections` that of MAX_CONNECTIONS.

@@ -126,7 +126,8 @@ def _move(
 def _restored(spark: SparkSession, config: settings.Settings, positions: Positions) -> Positions:
     """Return `positions` of lane direct as they are once the lane has put back its paused and left-out topics.
 
-    A job with lane direct has put these topics back already. In another job, such a topic would otherwise look new.
+    A job with lane direct has put these topics back already. In a job without lane direct, `positions` lacks these topics, and
+    they would look like new topics.
     """
     folder = f"{config.spark.checkpoint.rstrip('/')}/direct"
     return left_out_topics.restored(spark, config, "direct", paused_topics.restored(spark, folder, positions))

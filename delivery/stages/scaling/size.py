@@ -17,7 +17,8 @@ class Size:
     """The numbers of executors and tasks for which a lane plans its micro-batches."""
 
     executors: int
-    """The number of executors; 1 if the job does not scale. The limit of events of a micro-batch is multiplied by it."""
+    """The number of executors; 1 if the job does not scale. The limit of events of a micro-batch is multiplied by this
+    number."""
     tasks: int
     """Number of tasks of a micro-batch."""
 
@@ -82,7 +83,7 @@ class Sizing:
 def fixed(tasks: int) -> Sizing:
     """Return the sizing of a job that does not scale: each micro-batch has `tasks` tasks.
 
-    The job then also has `tasks` worker processes.
+    The limits of a host or endpoint are divided among `tasks` worker processes.
     """
     size = Size(executors=1, tasks=tasks)
     return Sizing(now=lambda: size, workers=lambda: tasks, shuffles=Shuffles())

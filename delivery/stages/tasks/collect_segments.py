@@ -28,9 +28,9 @@ _ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value"
 
 
 CHUNK_RECORDS = 1000
-"""Records of a chunk, which are collected at once. The last chunk of a task may have fewer. Chunks do not depend on how Kafka
-sent the records: at the end of a chunk full batches may become a segment, and a micro-batch that runs again must form the same
-batches."""
+"""Number of records that are collected together, as a chunk. The last chunk of a task may have fewer. Chunks must not depend on
+how Kafka sent the records: at the end of a chunk full batches may become a segment, and a micro-batch that runs again must form
+the same batches."""
 
 
 class RoutedRow(NamedTuple):
@@ -54,9 +54,9 @@ def route(
     """Return rows of SCHEMA for the shards: segments with the events that go to endpoints in batch mode.
 
     `numbers` has a row for each task (`topic_source.task_numbers`). The tasks read records with `read`. In each micro-batch the
-    driver sends their ranges with `offset_ranges.send`. The first task also yields one row without key and value for each shard
-    in `shard_keys`. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` leave in the same micro-batch.
-    `direct_from` is that of RouteAssignment.
+    driver sends the offset ranges of all tasks with `offset_ranges.send`. The first task also yields one row without key and
+    value for each shard in `shard_keys`. Events of endpoints with a `max_wait_s` of at most `immediate_flush_s` leave in the
+    same micro-batch. `direct_from` has the meaning of `RouteAssignment.direct_from`.
     """
     assignment = RouteAssignment(
         tools=tools,
@@ -86,11 +86,11 @@ class RouteAssignment:
     """The key of each shard in Spark's state (delivery.stages.checkpoint.shards)."""
     immediate_flush_s: float
     direct_from: Mapping[str, Mapping[str, int]] | None
-    """The first offset that the direct lane of this job reads, by topic and partition (a decimal text). A partition that is
-    missing counts as 0, such as those of the real-time lane. From this offset on, the direct lane reports rejected records, so
-    this lane reports only those with a reason in `intake.LANE_SPECIFIC`. An earlier job read the records before it, perhaps
-    with other settings, so of these this lane reports all rejections. None: this lane reports all rejections, because the job
-    runs no direct lane, or the direct lane's first offset is unknown."""
+    """The first offset that the direct lane of this job reads, by topic and partition (a decimal text). A missing partition
+    counts as 0, as all partitions of the real-time lane do. From this offset on, the direct lane reports rejected records, so
+    the batch lane reports only rejections with a reason in `intake.LANE_SPECIFIC`. Before this offset, the batch lane reports
+    all rejections: an earlier job read these records, perhaps with other settings. None: the batch lane reports all rejections,
+    because the job runs no direct lane, or the direct lane's first offset is unknown."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task, shards = self.tools.begin(), len(self.shard_keys)

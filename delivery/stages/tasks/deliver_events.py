@@ -41,11 +41,11 @@ def deliver(
 ) -> RDD[Any]:
     """Return an RDD without rows, whose tasks read records, deliver them and write the results to Kafka.
 
-    `task_context.run` runs the tasks. Each task reads one of `assignments`, of which there is at least one, with `read`.
+    `task_context.run` runs the tasks. Each task reads one of `assignments` with `read`. `assignments` must not be empty.
     Deliveries to suppressed endpoints go to the retry lane. Deliveries that ended according to `work_log` are left out; None:
     no delivery is left out.
 
-    With empty assignments the tasks only warm up the worker processes. The first micro-batch of a process takes seconds
+    If each assignment is empty, the tasks only warm up the worker processes. The first micro-batch of a process takes seconds
     (imports, the snapshot, connections, the JVM's compiler). No event waits for these seconds in a process that was warmed up.
     """
     task = DeliverAssignment(
@@ -86,7 +86,8 @@ def records(batch: pa.RecordBatch) -> Iterator[Record]:
 def _headers(written: str | None) -> tuple[tuple[str, bytes], ...]:
     """Return a record's headers from the JSON of its column: `[{"key": …, "value": base64}, …]`. A null value becomes b"".
 
-    The result is that of the direct lane's client: a name ends at its first NUL, and a record with too many headers has none.
+    The direct lane's client gives the same result: a name ends at its first NUL, and a record with more than MAX_HEADERS
+    headers has none.
     """
     pairs = [] if written is None else orjson.loads(written)
     if len(pairs) > record_reader.MAX_HEADERS:

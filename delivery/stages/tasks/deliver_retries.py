@@ -44,8 +44,9 @@ def deliver_leases(
 class DeliverLeasesPartition:
     """The function that Spark calls for a partition of leases of the retry lane.
 
-    It attempts or ends the entries of each lease, except those that ended by `work_log`. It writes to Kafka the results and
-    the leases' reports that are there within `settle_s` of the last lease. A later task writes the others. It yields no rows.
+    The function attempts or ends the entries of each lease, except entries that ended according to `work_log`. It writes to
+    Kafka the results and reports of leases that end within `settle_s` seconds after the last lease was started. A later task
+    writes the results and reports of the other leases. The function yields no rows.
     """
 
     tools: task_context.Tools

@@ -18,13 +18,13 @@ from delivery.stages.tasks import task_context
 
 
 def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: float) -> None:
-    """In each worker process, run one task that waits until the process has no attempt in flight, at most `within_s` seconds.
+    """In each worker process of the session `spark`, run a task that waits until the process has no attempt in flight.
 
-    The worker processes are those of the session `spark`. A session with another buffer size has processes of its own.
-    Spark assigns its worker processes round robin. A task slot has at most two processes: one that decides on shards, and one
-    that delivers. So there are more processes than slots, and the processes wait in turns. A first round, without waiting, asks
-    every process to start no more attempts. Without the first round, some processes would start attempts while the job waits
-    for other processes. Raise the errors of `task_context.run`.
+    The tasks wait at most `within_s` seconds. A session with another buffer size has worker processes of its own. Spark assigns
+    its worker processes round robin. A task slot has at most two processes: one that decides on shards, and one that delivers.
+    So there are more processes than slots, and the processes wait in turns. A first round, without waiting, asks every process
+    to start no more attempts. Without the first round, some processes would start attempts while the job waits for other
+    processes. Raise the errors of `task_context.run`.
     """
     processes = 2 * spark.sparkContext.defaultParallelism
     nothing = spark.range(0, processes, 1, processes).where("id < 0")

@@ -39,8 +39,8 @@ class Arrived(NamedTuple):
     """A value that arrived for a shard.
 
     1. In the batch lane: a segment.
-    2. In the retry lane: a message of the retries topic. With an empty key: the time in ms up to which a task has read that
-       topic (`retry_shard.SpreadPartition`).
+    2. In the retry lane: a message of the retries topic. If `key` is empty: the time in ms up to which a task has read the
+       retries topic (`retry_shard.SpreadPartition`).
     """
 
     key: bytes

@@ -35,8 +35,8 @@ NO_ROWS = T.StructType([T.StructField("nothing", T.BooleanType())])
 """Schema of a task's rows for Spark: a task returns none, because it writes its results to Kafka itself. If the schema were a
 text, the JVM would parse it in each micro-batch."""
 FRAME_VARIABLES = {"SPARK_SIMPLIFIED_TRACEBACK": "1"}
-"""Environment variables that Spark sets for the tasks of frames alone, and not for those that decide on shards. Tasks share
-worker processes if their environment variables are the same."""
+"""Environment variables that Spark sets for the tasks of frames, but not for tasks that decide on shards. Two tasks can share a
+worker process only if their environment variables are the same."""
 LAST_FLUSH_S = 1.0
 """Seconds that a failing task waits for Kafka to confirm its last rows."""
 

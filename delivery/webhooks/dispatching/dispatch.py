@@ -7,6 +7,7 @@ endpoint begins a request only while it has fewer in flight than slots are free:
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
 1. Deliveries that wait for an endpoint whose circuit breaker is open.
 2. Deliveries that wait for their own endpoint, once `Limits.queue_timeout_s` has passed since all other endpoints were served.
+   Those that wait for slots, because other endpoints hold them, are not deferred.
 3. Deliveries whose response is overdue at the task's end, and deliveries that wait for the same unresponsive endpoint. The
    overdue attempts move to the background.
 4. Deliveries that wait for their quick retry when nothing else is left to do.
@@ -78,6 +79,7 @@ class Dispatcher(Generic[Sent]):
         self._ready: ready_queue.ReadyQueue[Sent] = ready_queue.ReadyQueue(
             on_return=lambda: self._runners.start(),  # noqa: PLW0108  # the pool is made after the queue
             free_slots=lambda: bounds.max_in_flight - len(self._attempts),
+            slots=bounds.max_in_flight,
         )
         self._runners = runner_pool.RunnerPool(
             bounds.max_in_flight, self._ready.line, attempt_next=self._attempt_next, on_failure=self._changed.set
@@ -145,8 +147,7 @@ class Dispatcher(Generic[Sent]):
 
     async def _wait_for_unsettled(self, unsettled: int) -> None:
         self._awaited_unsettled = unsettled
-        if not self._ready.line:
-            self._timeouts.start(self._phase)
+        self._start_timeouts()
         try:
             await self._wait_while(lambda: self._unsettled > unsettled)
         except BaseException:
@@ -183,9 +184,9 @@ class Dispatcher(Generic[Sent]):
 
         1. Phase WAITING (more deliveries will come): defer those that have waited for `Limits.queue_timeout_s`.
         2. Phase FINISHING or CLOSING: defer all that wait now, and from then on each that would begin to wait.
-        3. Otherwise do nothing.
+        3. Another phase, or a queue waits for slots that other endpoints hold: do nothing.
         """
-        if not self._phase.is_waiting:
+        if not self._phase.is_waiting or self._ready.waits_for_others:
             return
         until = self._endpoint_time()
         if self._phase is timeouts.Phase.WAITING:
@@ -196,6 +197,11 @@ class Dispatcher(Generic[Sent]):
             is_paced = queue.must_wait(self._clock())
             self._defer_waiting(queue, retry_reasons.RATE_LIMITED if is_paced else retry_reasons.LANE_DEADLINE, until)
         self._timeouts.start(self._phase)
+
+    def _start_timeouts(self) -> None:
+        """Start the countdowns if no queue is ready; that of the queue timeout only if no queue waits for slots of others."""
+        if not self._ready.line:
+            self._timeouts.start(self._phase, waits_for_others=self._ready.waits_for_others)
 
     def _on_response_deadline(self) -> None:
         """Move overdue attempts to the background when nothing else is left to do.
@@ -270,7 +276,7 @@ class Dispatcher(Generic[Sent]):
         if ready == FEW_READY:
             self._changed.set()
         elif not ready:
-            self._timeouts.start(self._phase)
+            self._start_timeouts()
         now = self._clock()
         pending = self._ready.begin(queue, now)
         if pending is None:
@@ -291,12 +297,14 @@ class Dispatcher(Generic[Sent]):
             if self._phase is not timeouts.Phase.ABANDONED:  # its endpoint has a slot free again, and this runner ends
                 self._ready.add(queue)
                 self._ready.return_crowded(queue)
+                self._start_timeouts()
                 self._runners.start()
             return False
         del self._attempts[pending]
         self._settle(queue, pending, attempt, now)
         self._ready.add(queue)
         self._ready.return_crowded(queue)
+        self._start_timeouts()
         return True
 
     def _settle(self, queue: Queue[Sent], pending: PendingDelivery[Sent], attempt: Attempt, began_at: float) -> None:

@@ -22,17 +22,26 @@ class ReadyQueue(Generic[Sent]):
     A queue joins if it has a waiting delivery and fewer requests in flight than its limit. A queue leaves the line while it
     waits for its rate or host, and joins again by itself. It leaves the line also while it has as many requests in flight as
     `free_slots` returns, or more. So many slow endpoints leave slots for the others. `return_crowded` then lets it join again.
-    `on_return` is called when a queue joins again. Not thread-safe.
+    `slots` is the number of all slots. `on_return` is called when a queue joins again. Not thread-safe.
     """
 
-    def __init__(self, on_return: Callable[[], None], free_slots: Callable[[], int]) -> None:
+    def __init__(self, on_return: Callable[[], None], free_slots: Callable[[], int], slots: int) -> None:
         self._on_return = on_return
         self._free_slots = free_slots
+        self._slots = slots
         self._crowded: fewest_first.FewestFirst[Queue[Sent]] = fewest_first.FewestFirst()
         """The queues that left the line because too few slots are free."""
         self.line: collections.deque[Queue[Sent]] = collections.deque()
         """The queues in line. Other classes only read its length, for each delivery."""
         self._is_closed = False
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Return True if a queue is out of line because other endpoints hold slots, and not only by its own requests in flight.
+
+        A queue that alone holds half of the slots waits for its own endpoint.
+        """
+        return len(self._crowded) > 0 and 2 * self._crowded.first()[1] < self._slots
 
     def add(self, queue: Queue[Sent]) -> None:
         """Add a queue to the line if it has a waiting delivery and fewer requests in flight than its limit.

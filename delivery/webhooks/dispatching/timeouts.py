@@ -60,13 +60,15 @@ class Timeouts:
         self._queue_timeout: Countdown | None = None
         self._response_deadline: Countdown | None = None
 
-    def start(self, phase: Phase) -> None:
+    def start(self, phase: Phase, *, waits_for_others: bool = False) -> None:
         """Start the queue timeout if `phase.is_waiting`. If `phase.is_last`, begin to look for overdue responses, at once.
+
+        `waits_for_others`: an endpoint waits for slots that other endpoints hold. Then the queue timeout does not start.
 
         A countdown that runs already is not started again. Called whenever no endpoint queue is ready, and when the queue
         timeout has passed.
         """
-        if phase.is_waiting and self._queue_timeout is None:
+        if phase.is_waiting and not waits_for_others and self._queue_timeout is None:
             self._queue_timeout = Countdown(self._endpoint_time, self._bounds.queue_timeout_s, self._end_queue_timeout)
         if phase.is_last and self._response_deadline is None:
             self.start_response_deadline()

@@ -174,9 +174,12 @@ class IndexEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     failing_ms: int
     """Time of the decision that wrote this summary, if that decision found that the endpoint is to be disabled. Else 0."""
     failing_since_ms: int = 0
-    """Time of the first failure after which no request was accepted (`Window.failing_since_ms`). 0: there is none."""
+    """Time of the first failure, for backlog.Failing. 0 if `failing_ms` is 0."""
     failed_ms: int = 0
     """Time of the last failure, for backlog.Failing. 0 if `failing_ms` is 0."""
+    is_watched: bool = True
+    """False if no request failed after the last accepted one (`Window.failing_since_ms` is None). A summary of a version before
+    2026-11-29 does not have this value, and counts as True until the next decision about the endpoint."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -195,8 +198,9 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
         suppressed_until_ms=state.window.suppressed_until_ms if None in state.fifos else 0,
         is_leased=any(line.leased for line in state.fifos.values()),
         failing_ms=now_ms if is_failing else 0,
-        failing_since_ms=state.window.failing_since_ms or 0,
+        failing_since_ms=(state.window.failing_since_ms or 0) if is_failing else 0,
         failed_ms=state.window.failed_ms if is_failing else 0,
+        is_watched=state.window.failing_since_ms is not None,
     )
 
 

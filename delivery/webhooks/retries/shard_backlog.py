@@ -18,7 +18,7 @@ def of(decision: shard_scheduler.LeaseDecision, now_ms: int) -> backlog.ShardBac
     times = [(bucket.due_ms, bucket.since_ms) for bucket in decision.index.buckets.values()]
     for key, entry in decision.index.endpoints.items():
         endpoint_id = endpoint_state.endpoint_id(key)
-        if entry.failing_since_ms:
+        if entry.is_watched:
             watched.add(endpoint_id)
         if entry.failing_ms == now_ms:
             failing.add(backlog.Failing(endpoint_id, entry.failing_since_ms, entry.failed_ms))

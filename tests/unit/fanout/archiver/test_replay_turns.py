@@ -34,3 +34,14 @@ def test_turns_of_ended_replays_are_forgotten():
     taken(turns, replay(1), replay(2, "c2"), rounds=1)
     assert turns.of_customers([]) == []
     assert (turns._of_replays, turns._of_customers) == ({}, {})
+
+
+def test_a_customer_waits_not_for_others_that_come_back_again_and_again():
+    """Regression: a replay with `archive.replay_max_pending` deliveries is missing for a time, and then came first again."""
+    turns, found = ReplayTurns(), []
+    for _ in range(6):  # each step has time for one chunk, and its replay is missing in the next step
+        unfinished = [replay(number, f"c{number}") for number in (1, 2, 3) if found[-1:] != [number]]
+        due = turns.of_customers(unfinished)[0]
+        turns.taken(due)
+        found.append(due.number)
+    assert found[:3] == [1, 2, 3]

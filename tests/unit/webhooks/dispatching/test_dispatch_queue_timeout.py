@@ -168,3 +168,15 @@ def test_a_retry_after_the_queue_timeout_is_deferred():
         lambda clock: Sender(lambda *_: error_classes.THROTTLED, clock), deliveries(1), queue_timeout_s=1.0
     )
     assert endings == {("ep1", OutcomeKind.POSTPONED, retry_reasons.LANE_DEADLINE, 1): 1}
+
+
+def test_deliveries_that_wait_for_the_slots_of_others_are_not_deferred():
+    """Regression: with all slots in use, healthy endpoints were postponed after the queue timeout, and backed off from."""
+    endpoints = [f"ep{number}" for number in range(4)]
+    [(took_s, endings)] = in_passing_time(
+        lambda clock: SlowSender(clock, dict.fromkeys(endpoints, 0.2)),
+        [delivery for _ in range(100) for endpoint_id in endpoints for delivery in deliveries(1, endpoint_id)],
+        max_in_flight=16,
+    )
+    assert endings == {(endpoint_id, OutcomeKind.DELIVERED, None, 1): 100 for endpoint_id in endpoints}
+    assert took_s > 3.0  # the queue timeout

@@ -17,7 +17,7 @@ def queue_of(endpoint_id, count, **fields):
 
 
 def line_of(on_return=lambda: None, free_slots=lambda: 256):
-    return ready_queue.ReadyQueue(on_return, free_slots)
+    return ready_queue.ReadyQueue(on_return, free_slots, slots=256)
 
 
 def test_endpoints_take_turns():

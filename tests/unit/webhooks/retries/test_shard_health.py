@@ -2,11 +2,12 @@
 
 import itertools
 
+import msgspec
 import pytest
 
 from delivery.webhooks.leases import lease_triage
 from delivery.webhooks.policy import error_classes, retry_reasons
-from delivery.webhooks.retries import health_hints, retry_messages
+from delivery.webhooks.retries import endpoint_state, health_hints, retry_messages, shard_scheduler
 from tests.support.retries import (
     DAY_MS,
     NOW,
@@ -45,6 +46,21 @@ def test_a_failed_endpoint_is_watched_until_a_worker_reports_an_acceptance():
     assert shard.backlog.watched == {"ep1"}
     shard.step(ACCEPTED, now_ms=NOW + 2)
     assert (shard.backlog.watched, shard.backlog.events) == (frozenset(), 2)
+
+
+def test_a_failed_endpoint_in_the_state_of_an_earlier_version_is_watched():
+    """Regression: nobody reported its acceptances, and one failure days later disabled it."""
+    shard = Shard()
+    shard.step(postponed(entry(again_at_ms=NOW + DAY_MS)), now_ms=NOW)
+    index = shard.index
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(index.endpoints["c1/ep1"]))[:10]
+    fields[8] = 0  # earlier versions wrote `failing_since_ms` only for an endpoint that is to be disabled
+    index.endpoints["c1/ep1"] = msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=endpoint_state.IndexEntry)
+    shard.index_bytes = shard_scheduler.encoded(index)
+    shard.step(now_ms=NOW + 1)
+    assert shard.backlog.watched == {"ep1"}
+    shard.step(ACCEPTED, now_ms=NOW + 2)
+    assert shard.backlog.watched == frozenset()
 
 
 @pytest.mark.parametrize("every", [50, 10, 5, 2])
