@@ -283,10 +283,10 @@ class RetrySettings(Area):
     does not start with a checkpoint that has another name."""
     disable_after_s: Seconds = 432_000
     """An endpoint that has failed for this time and a further eighth of it, and accepted nothing meanwhile, is disabled. Its
-    events keep waiting. The eighth is added because the fast lanes report that an endpoint accepts requests only once in an
-    eighth of this time. Two exceptions: (1) An endpoint that was enabled within this time is not disabled. (2) After a silence
-    the count begins again. A silence is a time without a failure. It is longer than half of this time, and longer than
-    `max_probe_interval_s` plus two minutes. Lanes that run as applications of their own must have the same value."""
+    events keep waiting. The eighth is added because a worker that does not know the failures of other workers reports only once
+    in an eighth of this time that an endpoint accepts. Two exceptions: (1) An endpoint that was enabled within this time is not
+    disabled. (2) After a silence the count begins again. A silence is a time without a failure, longer than half of this time,
+    and longer than `max_probe_interval_s` plus two minutes. Lanes of applications of their own must have the same value."""
 
 
 class RealtimeSettings(Area):

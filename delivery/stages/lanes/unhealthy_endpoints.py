@@ -20,6 +20,9 @@ from delivery.webhooks.scheduling import unhealthy
 
 LATE_S = 600.0
 """Seconds for which a late endpoint is kept. By then most workers have met it: they estimate its response time themselves."""
+MAX_WATCHED = 5_000
+"""Most endpoints whose next acceptance the workers are asked to report. All ids are sent to each task. With more, the workers
+report all endpoints, each seldom."""
 MAX_LATE = 1_000
 """Most late endpoints that are kept: the last ones that were reported. All are sent to each task, with some 40 bytes for
 each."""
@@ -49,7 +52,7 @@ class UnhealthyEndpoints:
 
         The retry lane calls this after each micro-batch that has input partitions: only then do the lane's shards report.
         """
-        self._suppressed, self._watched = suppressed, watched
+        self._suppressed, self._watched = suppressed, watched if len(watched) <= MAX_WATCHED else None
 
     def add_unresponsive(self, endpoints: frozenset[EndpointId]) -> None:
         """Suppress endpoints that were unresponsive to a worker of the direct, batch or real-time lane."""

@@ -138,8 +138,8 @@ class Dispatcher(Generic[Sent]):
     async def wait_for_unsettled(self, unsettled: int) -> None:
         """Wait until at most `unsettled` deliveries are without an outcome. The caller must not call `submit` meanwhile.
 
-        When no queue is ready, each waiting delivery waits for its own endpoint. Deliveries that wait longer than
-        `Limits.queue_timeout_s` are deferred.
+        When no queue is ready, or out of line because of other endpoints, each waiting delivery waits for its own endpoint.
+        Deliveries that wait longer than `Limits.queue_timeout_s` then are deferred.
         """
         self._enter(timeouts.Phase.WAITING)
         await self._wait_for_unsettled(unsettled)

@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterable
 
 from delivery.registry_model import Endpoint, EndpointId
+from delivery.webhooks.scheduling import limits
 
 SHARE = 1 / 8
 """Longest interval between two hints of a worker about an endpoint that accepts requests, as a share of
@@ -23,8 +24,10 @@ WATCHED_S = 1.0
 """Longest interval between two hints of a worker about a watched endpoint, in seconds. With the default intervals, each
 micro-batch of the retry lane then has a hint: an acceptance excuses one report of failures (`Window._forgiven`)."""
 EACH_S = 0.5
-"""The interval between two hints about an endpoint is at least this many seconds for each watched endpoint. So a worker makes
-four hints a second at most, however many endpoints fail."""
+"""The interval between two hints about an endpoint is at least this many seconds for each watched endpoint."""
+MAX_PER_S = 10.0
+"""Most hints of a worker in a second, if the worker knows the watched endpoints. An acceptance beyond that is not reported, and
+a later one of the same endpoint is."""
 SHORTEST = 0.5
 """Shortest interval between two hints, as a share of the longest interval. Intervals are random between the two, so that hints
 of many endpoints do not stay in step."""
@@ -44,9 +47,10 @@ def report_interval_s(disable_after_s: float) -> float:
 class Acceptances:
     """Decide for one worker when a hint about an accepting endpoint is due.
 
-    A hint is due at the first acceptance, and at the first acceptance after each failure. After a hint, the next one is due
-    after a random time of at most `every_s` seconds. `watch` restricts the endpoints and shortens this time. If more than
-    `max_known` endpoints have a next time, or have failed, these are forgotten.
+    A hint is due at the first acceptance, and at the first acceptance after each failure in this worker. After a hint, the next
+    one is due after a random time of at most `every_s` seconds. Once `watch` has named endpoints, only these and endpoints that
+    failed in this worker are reported, the time is shorter, and a second has at most MAX_PER_S hints. If more than `max_known`
+    endpoints have a next time, or have failed, these are forgotten.
     """
 
     def __init__(self, every_s: float, rng: random.Random | None = None, *, max_known: int = MAX_KNOWN) -> None:
@@ -54,6 +58,7 @@ class Acceptances:
         self._max_known = max_known
         self._rng = rng or random.Random()  # noqa: S311  # spreads times
         self._watched: frozenset[EndpointId] | None = None
+        self._pace = limits.Pace(MAX_PER_S, burst_share=0.5)
         self._failed: set[EndpointId] = set()
         """The endpoints that failed, and were not reported since."""
         self._next_at: dict[EndpointId, float] = {}
@@ -77,6 +82,9 @@ class Acceptances:
         """
         self._failed.update(failed)
         due = [endpoint for endpoint in accepted if self._is_due(endpoint.endpoint_id, now)]
+        if self._watched is not None:
+            due = due[: self._pace.room(now).remaining]
+            self._pace.consume(now, len(due))
         if len(self._next_at) + len(self._failed) + len(due) > self._max_known:
             self._next_at.clear()
             self._failed.clear()

@@ -21,7 +21,8 @@ class Unhealthy(NamedTuple):
     clock of the driver. A task sends to them, but hardly waits for them (`dispatching.endpoint_memory`)."""
     watched: frozenset[EndpointId] | None = None
     """Endpoints that have accepted no request since the last failure, as far as the retry lane knows. A task reports only the
-    acceptances of these endpoints (`retries.health_hints`). None: the driver does not know them, so it reports all."""
+    acceptances of these endpoints, and of those that failed in its worker (`retries.health_hints`). None: the driver does not
+    know these endpoints, so a task reports all."""
 
 
 NONE_UNHEALTHY = Unhealthy({}, {})  # never changed

@@ -134,6 +134,15 @@ def test_an_endpoint_that_the_retry_lane_suppresses_keeps_its_reason():
     assert context.unhealthy.current() == unhealthy.Unhealthy({"a": retry_reasons.SLOW}, {}, frozenset())
 
 
+def test_very_many_failed_endpoints_are_not_sent_to_each_task():
+    known = unhealthy_endpoints.UnhealthyEndpoints(2.0, Clock())
+    names = [str(number) for number in range(unhealthy_endpoints.MAX_WATCHED + 1)]
+    known.set_reported(frozenset(), frozenset(names[1:]))
+    assert known.current().watched == frozenset(names[1:])
+    known.set_reported(frozenset(), frozenset(names))
+    assert known.current().watched is None
+
+
 def test_a_lane_is_planned_anew_when_the_number_of_executors_has_changed():
     """Before anything of its micro-batch is done, so that no journal is read."""
     untouched = []

@@ -73,9 +73,20 @@ def test_a_watched_endpoint_is_reported_again_soon():
 def test_many_watched_endpoints_are_reported_less_often():
     hints, many = acceptances(10_000.0), [builders.endpoint(f"ep{n}") for n in range(100)]
     hints.watch(frozenset(endpoint.endpoint_id for endpoint in many))
-    assert hints.to_report(many, (), 1000.0) == many
-    assert hints.to_report(many, (), 1037.4) == []
-    assert hints.to_report(many, (), 1037.5) == many
+    reported = [len(hints.to_report(many, (), 1000.0 + second)) for second in range(60)]
+    assert sum(reported[:20]) == 100, "each once"
+    assert sum(reported[20:37]) == 0
+
+
+def test_endpoints_that_fail_again_and_again_make_few_hints():
+    """Regression: each failure anywhere cost a hint of each worker."""
+    hints, many = acceptances(10_000.0), [builders.endpoint(f"ep{n}") for n in range(1000)]
+    names = frozenset(endpoint.endpoint_id for endpoint in many)
+    reported = 0
+    for second in range(60):
+        hints.watch(names if second % 2 else frozenset())
+        reported += len(hints.to_report(many, (), 1000.0 + second))
+    assert reported <= 60 * health_hints.MAX_PER_S
 
 
 def test_an_endpoint_that_failed_here_is_reported_before_it_is_watched():
