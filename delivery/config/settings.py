@@ -320,8 +320,8 @@ class SparkSettings(Area):
     """Tasks of a micro-batch, for any number of topics. Set it to the number of executor cores."""
     trigger_interval_s: Annotated[float, Field(ge=0)] = 0
     """Time from one micro-batch of the direct lane to the next; 0 starts the next as soon as the last has ended. A longer time
-    saves CPU and adds about half of itself to the latency. With 500 topics, 0.25 saves a third of the JVM's CPU. While no
-    events come, it saves nearly all of that CPU (docs/benchmarks/2026-11-25-at-scale.md)."""
+    saves CPU and adds about half of itself to the latency. With 500 topics and 200 events a second, 0.33 here and 1 in
+    `batch.trigger_interval_s` save two thirds of the JVM's CPU (docs/benchmarks/2026-11-29-without-plans.md)."""
     driver_memory: str = "2g"
     """Heap of the driver's JVM."""
     ui: bool = False
