@@ -51,14 +51,16 @@ class _Move(NamedTuple):
 def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
     """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints past them.
 
-    With `is_dry` nothing is changed. Without `is_dry`, the positions of paused topics, and of topics that
-    `source.topic_pattern` leaves out or takes back, first move as at the start of the job. A checkpoint moves only after its
-    audit entry. After a crash between the two, the next run finds and audits the loss again.
+    With `is_dry` nothing is changed. Without `is_dry`, the function first does the same as the start of the job: the positions
+    of paused topics move back into the checkpoints. Positions of topics that `source.topic_pattern` no longer matches move out
+    of the checkpoints, and positions of topics that the pattern matches again move back. A checkpoint moves past a loss only
+    after the audit entry about this loss. After a crash between the entry and the move, the next run finds and audits the loss
+    again.
 
     Raise CheckpointInUse if a job runs one of the lanes. Raise LaneFailed if a lane has started a micro-batch and committed
     none, or if its checkpoint is damaged. Raise SettingsError if the checkpoint cannot be written. Raise LeaseRefused if the
     Kubernetes Lease `spark.checkpoint_lease` cannot be used. Raise KafkaUnavailable or RegistryUnavailable if Kafka or Postgres
-    does not answer. Raise KafkaUnavailable also if this login may not describe a topic of a lane: it may exist.
+    does not answer. Raise KafkaUnavailable also if this login may not describe a topic of a lane, because the topic may exist.
     """
     own_lock = lock.Lock(config.spark, lanes)
     with own_lock.acquired(threading.Event(), is_patient=False), session.running(config.spark, libraries) as spark:

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 JOB_TIMEOUT_S = 5
 """Seconds to wait for the job's /readyz."""
 MAX_ANSWER_BYTES = 64 * 1024
-"""Maximum bytes that are read of the answer to /readyz. The job's own answer has some hundred bytes for each lane."""
+"""Maximum bytes of the answer to /readyz that are read. The job's own answer has some hundred bytes for each lane."""
 NEXT_STEPS = {
     "starting": "the lane delivers nothing until it has started. Wait some seconds, then run `fanout doctor` again",
     "stopping": "the job ends after its micro-batches; start it again to deliver further events",
@@ -46,7 +46,7 @@ NEXT_STEPS = {
 }
 """Beginning of the reason why a lane is not ready → the operator's next step. Other reasons name the next step themselves."""
 SHOWN = 20
-"""Maximum quarantined rows, or warnings about subscriptions, that a finding names. It only counts the rest."""
+"""Maximum quarantined rows, or warnings about subscriptions, that a finding names. The finding only counts the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class _Readiness(msgspec.Struct):
 
 
 def examine(config: settings.Settings) -> list[Diagnosis]:
-    """Run every check, and return their findings."""
+    """Run every check, and return the finding of each."""
     checks: dict[str, Callable[[settings.Settings], str]] = {
         "python": _python,
         "java": lambda _: str(java.find()),
@@ -228,7 +228,7 @@ def _registry(config: settings.Settings) -> str:
 def _subscriptions(config: settings.Settings) -> str:
     """Raise RegistrationError for subscriptions that are probably mistakes, for example because they match no event.
 
-    By default, the API and `fanout apply` only warn of such a subscription. SQL checks nothing.
+    By default, the API and `fanout apply` only warn of a probable mistake. Rows written by plain SQL are not checked at all.
     """
     with connect.connect(config.database) as connection, connect.translated_errors():
         found = lint.subscriptions(connection, None, registry_commands.known_types(config))
@@ -260,7 +260,10 @@ def _checkpoint(config: settings.Settings) -> str:
 
 
 def _object_store(config: settings.SparkSettings) -> str:
-    """Write, read and delete an object with the job's client, and return the result. Starts a JVM, which takes some seconds."""
+    """Write, read and delete an object at the checkpoint with Spark's client, as the job would, and return the result.
+
+    Starts a JVM, which takes some seconds.
+    """
     from delivery.stages.lanes import session  # noqa: PLC0415  # pyspark takes a second to import
     from fanout.jvm import libraries  # noqa: PLC0415  # likewise
 
@@ -273,7 +276,7 @@ def _job(config: settings.Settings) -> str:
     """Ask the job on this machine, if there is one, whether it is ready.
 
     Raise LaneFailed if a lane is not ready, or if another program answers on the port `metrics.port`. `fanout archive` and
-    `fanout serve` have the same setting. If one of them listens on the port, its answer is taken for the job's.
+    `fanout serve` read the same setting. If one of these two listens on the port, its answer is mistaken for the job's answer.
     """
     if not config.metrics.port:
         return "not checked, because metrics.port is 0"
@@ -297,7 +300,7 @@ def _job(config: settings.Settings) -> str:
 def _readyz(port: int) -> bytes:
     """Return at most MAX_ANSWER_BYTES of the answer to /readyz, whatever its status.
 
-    Raise OSError if no answer comes, and HTTPException if the answer is no HTTP.
+    Raise OSError if no answer comes, and HTTPException if the answer is not HTTP.
     """
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy of the environment is on another machine
     try:

@@ -39,7 +39,7 @@ KAFKA_TIMEOUT_S = 3
 
 
 class Listed(NamedTuple):
-    """A kind of row that `fanout get` lists, and the columns that its table shows without `-o wide`."""
+    """A kind of row that `fanout get` lists, and the columns of the kind's table without `-o wide`."""
 
     kind: registered_rows.RowKind
     brief: tuple[str, ...]
@@ -71,8 +71,8 @@ def apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: b
     The file `-` is the standard input.
 
     With `dry_run`, change nothing, and return the changes without new secrets. With `prune`, also delete endpoints and
-    subscriptions that the manifest does not name. Only those of the manifest's customers, and of the owners of its endpoints,
-    are deleted. `strict` refuses a manifest with warnings.
+    subscriptions that the manifest does not name, if they belong to the manifest's customers or to owners of the manifest's
+    endpoints. `strict` refuses a manifest with warnings.
 
     Raise RegistrationError if the manifest cannot be read or is refused, with the line if the mistake has one. Raise
     SettingsError if there is no valid key ring, or if it does not open the stored secrets. Raise RegistryUnavailable also if
@@ -117,8 +117,8 @@ def _apply_file(config: settings.Settings, file: Path, *, dry_run: bool, prune: 
 def known_types(config: settings.Settings) -> frozenset[str]:
     """Return the event types that have a topic: the names of the event topics, without `source.topic_prefix`.
 
-    The set is empty if Kafka does not answer within KAFKA_TIMEOUT_S, or refuses the request. It is also empty if the Kafka
-    client cannot be created from the settings.
+    The set is empty if Kafka does not answer within KAFKA_TIMEOUT_S or refuses the request, or if the Kafka client cannot be
+    created from the settings.
     """
     try:
         names = kafka_clients.admin(config.kafka).list_topics(timeout=KAFKA_TIMEOUT_S).topics
@@ -134,8 +134,8 @@ def apply_manifest(
 ) -> apply.Result:
     """Change the registry to match a checked manifest; return the changes and the new signing secrets.
 
-    `dry_run` and `prune` are those of `apply_file`. Warnings about event types compare with the catalogue only. Raise
-    RegistrationError if the manifest is refused, and the other errors of `apply_file`.
+    `dry_run` and `prune` have the same effect as in `apply_file`. For warnings, an event type is known only if the catalogue
+    has it. Raise RegistrationError if the manifest is refused, and the other errors of `apply_file`.
     """
     ring = keyring.KeyRing.from_settings(config.keys)
     with connect.connect(config.database) as connection:
@@ -299,7 +299,7 @@ def overlap_of(text: str) -> dt.timedelta:
 def enable(config: settings.Settings, endpoint_id: str) -> None:
     """Make an endpoint active, whatever its status, and clear the reason why it was disabled.
 
-    Raise RegistrationError if it does not exist, or if it needs its receiver's permission and does not have it.
+    Raise RegistrationError if the endpoint does not exist, or needs its receiver's permission and does not have it.
     """
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
@@ -307,7 +307,7 @@ def enable(config: settings.Settings, endpoint_id: str) -> None:
 
 
 def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
-    """Disable an endpoint, whatever its status, and store `reason`. Raise RegistrationError if it does not exist."""
+    """Disable an endpoint, whatever its status, and store `reason`. Raise RegistrationError if there is no such endpoint."""
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)
         endpoint_status.disable(connection, endpoint_id, reason)
@@ -316,11 +316,15 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
     """Ask the receiver of an endpoint for permission to deliver, record a permission, and return the receiver's reply.
 
-    Without an answer, return a refusal. If the receiver has meanwhile given its permission by a request to the callback URL,
-    return a permission, even if there is no answer, or the reply gives none. If the endpoint has another URL meanwhile, was
-    asked again or needs no permission any more, return a refusal in place of a permission, and record none. The callback URL of
-    an earlier request becomes invalid. An earlier permission stays valid, even if the reply is a refusal. Unless the endpoint
-    was deleted meanwhile, write the reply to the audit log.
+    In two cases the returned reply differs from the receiver's answer, which counts as a refusal if it is missing:
+
+    1. The answer is a permission, but meanwhile the endpoint got another URL, was asked again or ceased to need permission.
+       Then record no permission, and return a refusal.
+    2. The answer is a refusal, but meanwhile the receiver has permitted deliveries by a request to the callback URL. Then
+       return a permission.
+
+    The callback URL of an earlier request becomes invalid. An earlier permission stays valid, even if the reply is a refusal.
+    Write the reply to the audit log, unless the endpoint was deleted meanwhile.
 
     Raise RegistrationError if there is no such endpoint, if it needs no permission or cannot be used, or if
     `delivery.webhook_origin` is empty.
@@ -376,9 +380,9 @@ def show_reply(console: rich.console.Console, endpoint_id: str, reply: handshake
 def rotate_keys(config: settings.Settings) -> int:
     """Encrypt again, with the active key, every secret that is encrypted with another key. Return the number of these secrets.
 
-    Raise RegistryUnavailable if the login does not see all secrets. Raise SettingsError, and change nothing, if another key
-    with the id of the active one has sealed secrets. Raise SealError at the end if some secrets could not be opened: these
-    stay unchanged.
+    Raise RegistryUnavailable if the login does not see all secrets. Raise SettingsError, and change nothing, if secrets were
+    sealed with a different key that has the same id as the active key. Raise SealError at the end if some secrets could not be
+    opened: these secrets stay unchanged.
     """
     with connect.connect(config.database) as connection:
         migrate.require_current(connection)

@@ -6,8 +6,9 @@ Runs in `fanout` commands. Registers an endpoint and a subscription, publishes a
 2. If the endpoint is the receiver that the command opens: the receiver got the event with a valid signature.
 
 The tenant, the customer and the topic of the test stay. A deleted topic would stop the lanes. A deleted tenant would turn an
-event that another lane has not read yet into a rejected record. Several tests may run at a time on a registry. Each deletes its
-own endpoint. A test that is killed leaves its endpoint behind, and a later test deletes that endpoint after LEFT_AFTER.
+event that another lane has not read yet into a rejected record. Several tests may run on one registry at the same time. Each
+test deletes its own endpoint. A test that is killed leaves its endpoint behind, and a later test deletes that endpoint after
+LEFT_AFTER.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from fanout.local import receiver
 from subscriptions_db.manifest import manifest
 
 NAME = "fanout-smoke-test"
-"""One name for all: the id of the tenant and of the customer, the event type, and the topic's name after
+"""One name with four uses: the tenant's id, the customer's id, the event type, and the topic's name after
 `source.topic_prefix`."""
 PUBLISH_EVERY_S = 5
 """Seconds after which the event is published again. A micro-batch that was planned before the endpoint was registered routes

@@ -24,8 +24,8 @@ TIMES = ("duration_ms", "latency_ms")
 def of_endpoint(config: settings.Settings, endpoint_id: str, *, since: str, by: Granularity) -> FoundStatistics:
     """Return the statistics of an endpoint by hour or by day, from the hour or day of `since` to the present one.
 
-    `since` is a time ago, such as `24h`, or a moment, such as `2026-05-01T10:00Z`. Raise SettingsError if `since` is neither,
-    is not in the past, or is further back than `by` permits. Raise RegistrationError if there is no such endpoint.
+    `since` is a duration before now, such as `24h`, or a moment, such as `2026-05-01T10:00Z`. Raise SettingsError if `since` is
+    neither, is not in the past, or is further back than `by` permits. Raise RegistrationError if there is no such endpoint.
     """
     now_ms = round(time.time() * 1000)
     first = dt.datetime.fromtimestamp(times.moment_ms("--since", since, now_ms=now_ms) / 1000, dt.UTC)

@@ -1,8 +1,8 @@
 """`fanout archive`: copy dead letters and attempts to Postgres, run redrives and replays, and publish operational events.
 
 Runs as its own process, so that delivery never waits for it. The process begins at the offsets that are committed in Postgres:
-at each start, and after each pause for a server that was away. So each record is archived once. One process is enough. Two at
-once are safe: both read every record, and each record is still archived once.
+at each start, and after each pause for a server that was away. So each record is archived once. One process is enough. Two
+processes at once are safe: both read every record, and each record is still archived once.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ MAX_BYTES = 4 * 1024 * 1024
 """Maximum bytes of records that are written to Postgres in one transaction. A larger record has a transaction of its own."""
 MAINTENANCE_S = 60.0
 """Seconds between two maintenance runs. A run creates and drops the daily partitions of tables, and deletes other rows past
-their retention, among them the API's stored answers (stored_answers.py). It checks the quotas if a check is due
-(quota_step.py). With `operations.topic` it stores an operational event about each API key that expires soon."""
+their retention, among them the API's stored answers (stored_answers.py). The run checks the quotas if a check is
+due (quota_step.py). With `operations.topic` the run stores an operational event about each API key that expires soon."""
 REPORT_S = 60.0
 """Minimum seconds between two log lines about archived records. Nothing is logged if none was archived."""
 DISABLED_CHECK_S = 1.0
-"""Seconds between two checks for endpoints that were disabled, or whose dead letters are due to be reported. Their customers
-get an operational event. Without `operations.topic` there are no such checks."""
+"""Seconds between two checks for endpoints that were disabled, or whose dead letters are due to be reported. The customer of
+each found endpoint gets an operational event. Without `operations.topic` nothing is checked."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Seconds to wait after a failure: the first pause, and the bound of the doubled pauses."""
+"""Seconds to pause after a first failure, and the longest pause. The pause doubles with each further failure in a row."""
 UNAVAILABLE = (errors.KafkaUnavailable, errors.RegistryUnavailable, errors.RegistryOutdated)
-"""Errors after which the process pauses, and begins again at the archived offsets. With `once`, such an error ends the
-process."""
+"""Errors after which the process pauses, and then begins again at the archived offsets. With `once`, one of these errors ends
+the process."""
 
 
 def pause_s(failures: int) -> float:
@@ -238,7 +238,7 @@ class Archiver:
         """Return the rows of the archive for a record.
 
         A record that this version cannot read has no rows, and is logged and counted. In the attempts topic, the receipts of
-        handled offsets and records of an unknown `kind` have no rows either. They are neither logged nor counted.
+        handled offsets and records of an unknown `kind` have no rows either. These records are neither logged nor counted.
         """
         (topic, partition), offset, value = place_of(message), message.offset() or 0, message.value() or b""
         at = _written_at(message, now)

@@ -52,8 +52,8 @@ class QuotaLooks:
     def run(self, connection: connect.Connection) -> None:
         """Check the quotas if a check is due, and set the metric of reached quotas. Called at each maintenance run.
 
-        A failed check leaves the metric as it was. The failure is logged, unless the check before failed for the same reason.
-        After a check that took n seconds, the next one is due n / SHARE seconds after the begin of that check. Raise
+        A failed check leaves the metric as it was. The failure is logged, unless the previous check failed for the same reason.
+        The next check is due n / SHARE seconds after the beginning of a check that took n seconds. Raise
         RegistryUnavailable only if a new connection is needed, and RegistryOutdated if a table is missing.
         """
         began = self._clock()

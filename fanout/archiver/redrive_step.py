@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 PAUSE_S = 30.0
 """Seconds for which no dead letter is redriven after a failure of Kafka."""
 PAGES_UNTIL_TURNS = 4
-"""Every fourth page takes the requests of all customers in turn. The pages between take the oldest requests. To take turns, all
-requests are read, which takes about 0.4 s for 200,000. So not every page does it."""
+"""Every fourth page takes the requests of all customers in turn, and the pages between take the oldest requests. A page in turn
+must read all requests, which takes about 0.4 s for 200,000 requests. So not every page is in turn."""
 
 
 class Redriver:
@@ -42,7 +42,7 @@ class Redriver:
         max_bytes: int = archive.MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_bytes` are those of one page, as in `claim_page`. `clock` returns seconds."""
+        """`max_bytes` bounds one page, as in `claim_page`. `clock` returns seconds."""
         self._config = config
         self._max_bytes = max_bytes
         self._clock = clock
@@ -52,7 +52,7 @@ class Redriver:
     def step(self, connection: connect.Connection, *, now: dt.datetime, once: bool) -> int:
         """Enqueue a page of requested dead letters; return their number, 0 while the step pauses or if no redrive is requested.
 
-        One page of PAGES_UNTIL_TURNS has the requests of all customers in turn, so that nobody waits for the large redrive of
+        One page in PAGES_UNTIL_TURNS takes the requests of all customers in turn, so that nobody waits for the large redrive of
         another customer. After a failure of Kafka, log it and return 0. With `once`, raise KafkaUnavailable instead. Raise
         RegistryUnavailable if Postgres is unavailable.
         """
@@ -85,7 +85,7 @@ def redrive(
 ) -> int:
     """Enqueue one page of requested dead letters, only the newest of each delivery. Return the number of enqueued dead letters.
 
-    `in_turn` and `max_bytes` are those of `claim_page`.
+    `in_turn` and `max_bytes` are passed to `claim_page`.
 
     A dead letter that cannot be redriven, because another program wrote it, is left out and logged. The whole page then counts
     as redriven. A page without a dead letter that can be redriven is followed by the next page. 0: no redrive is requested any
@@ -108,7 +108,7 @@ def redrive(
 
 
 def _redrivable(requested: Iterable[archive.RedriveRequest]) -> Iterator[tuple[int, DeadLetter]]:
-    """Yield each dead letter that can be redriven, with its position. Log the others."""
+    """Yield each dead letter that can be redriven, with its position. Log all other dead letters."""
     for request in requested:
         try:
             letter = dead_letter_records.decode(request.record())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
-"""Seconds that a replay pauses after its first failure in a row, and the bound of the pauses, which double."""
+"""Seconds that a replay pauses after its first failure, and the longest pause. The pause doubles with each failure in a row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,18 +44,19 @@ archived, at least as many seconds pass between two steps."""
 MAX_RECORDS = 1000
 """Maximum records of one chunk. A chunk ends earlier when its deliveries have replay_plan.MAX_BYTES."""
 PAST_S = 3600
-"""Seconds after a replay's time range. If a whole chunk of a partition is later, the rest of the partition is not read. Single
-records may be later and before records of the range, because a producer's clock may be ahead."""
+"""Seconds after the end of a replay's time range. If a chunk has at least half of the maximum number of records, and all
+records are this much later, the rest of the partition is not read. A few late records do not end the reading, because a
+producer's clock may be ahead, and records of the time range may follow."""
 ENDPOINT_DELETED, EVENT_GONE, NOT_COUNTED = "endpoint_deleted", "event_gone", "attempts_not_archived"
 """Reasons of failed replays. ENDPOINT_DELETED: the endpoint was deleted, or has another customer now. EVENT_GONE: Kafka no
 longer has the event of the delivery at its offset, or the job would reject it now. NOT_COUNTED: `archive.attempts` is off, so
 the number of deliveries without an outcome is unknown."""
 _OF_ALL_REPLAYS = (errors.RegistryUnavailable, errors.RegistryOutdated, errors.SettingsError)
-"""Errors for which `fanout archive` pauses or ends (main_loop.py)."""
+"""Errors that stop all replays, because `fanout archive` itself pauses or ends (main_loop.py)."""
 
 
 class Replayer:
-    """Advance all unfinished replays, one chunk each. Customers take turns, and the replays of each customer."""
+    """Advance all unfinished replays, one chunk in each turn. Customers take turns, and so do the replays of each customer."""
 
     def __init__(
         self, config: settings.Settings, *, max_records: int = MAX_RECORDS, max_bytes: int = replay_plan.MAX_BYTES
@@ -86,14 +87,14 @@ class Replayer:
     ) -> int:
         """Advance the unfinished replays, a chunk in each turn, for about STEP_S or until none can advance now.
 
-        Customers take turns, and the replays of each customer (replay_turns.py).
+        Customers take turns, and so do the replays of each customer (replay_turns.py).
 
         `is_behind`: records wait to be archived. Then do nothing for as long as the last step took, and for STEP_S at least. So
         archiving has at least half of the time.
 
-        Return the number of advances; the begin and the end of a replay count as well. If Kafka or the schema registry fails
-        for a replay, log a warning, and pause this replay (replay_pauses.py). After the pause, the chunk is repeated. Other
-        replays continue:
+        Return the number of advances. The beginning and the end of a replay count as well. If Kafka or the schema registry
+        fails for a replay, log a warning, and pause this replay (replay_pauses.py). After the pause, the chunk is repeated.
+        Other replays continue:
         1. at once, if Kafka did not give the records of one topic (TopicUnreadable);
         2. after decoder.AWAY_S, if the schema registry failed: until then the decoder refuses each schema that it has not read;
         3. after FIRST_PAUSE_S, if Kafka failed otherwise.
@@ -182,7 +183,7 @@ class Replayer:
         self._scanner = self._publisher = None
 
     def _running(self, connection: connect.Connection, now: float, idle: Collection[int]) -> list[ReplayRequest]:
-        """Return the unfinished replays without those that pause, and without the numbers in `idle`: these cannot advance."""
+        """Return the unfinished replays that may advance: no paused ones, and none whose number is in `idle`."""
         found = progress.resumable(connection, max_pending=self._config.archive.replay_max_pending)
         return [replay for replay in found if not (replay.number in idle or self._pauses.is_paused(replay.number, now))]
 
@@ -231,9 +232,10 @@ class Replayer:
     def _read_chunk(
         self, connection: connect.Connection, replay: ReplayRequest, asked: ReplayRange, routes: replay_plan.Routes
     ) -> None:
-        """Read the next records of one partition, and enqueue the due deliveries of those in the time range.
+        """Read the next records of one partition, and enqueue the due deliveries of records in the time range.
 
-        The rest of a partition is left unread after a whole chunk that is PAST_S or more after the range.
+        The rest of the partition is left unread if all records of the chunk are PAST_S or more after the time range, and the
+        chunk has at least half of the maximum number of records.
         """
         place = progress.next_partition(connection, replay)
         if place is None:

@@ -1,4 +1,4 @@
-"""Let customers take turns, and the replays of each customer. So nobody waits for the many replays of another customer. Pure.
+"""Let customers take turns, and also each customer's replays, so that no customer waits for another's many replays. Pure.
 
 Runs in `fanout archive`.
 """
@@ -26,9 +26,10 @@ class ReplayTurns:
     def of_customers(self, unfinished: Iterable[ReplayRequest]) -> list[ReplayRequest]:
         """Return one replay of each customer: the one whose last turn is the longest ago, or the oldest of these.
 
-        The customer whose last turn is the longest ago comes first. A replay or customer that is new in `unfinished` counts as
-        if it had the turn before the last one. So a customer that is missing now and then, because too many deliveries have no
-        outcome yet, comes after those that wait. Turns of replays outside of `unfinished` are forgotten.
+        The customer whose last turn is the longest ago comes first. Turns of replays outside of `unfinished` are forgotten. A
+        replay or customer that was not in `unfinished` of the previous call counts as if it had taken the last turn but one. A
+        customer is missing now and then, because too many of its deliveries have no outcome yet. When it returns, it comes
+        after the customers that have waited.
         """
         listed = list(unfinished)
         self._of_replays = {replay.number: self._of_replays.get(replay.number, self._turns - 1) for replay in listed}

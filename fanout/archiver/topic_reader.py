@@ -43,7 +43,7 @@ class Start(NamedTuple):
 
 
 def start_of(archived_until: int | None, low: int, high: int) -> Start:
-    """Decide where to begin in a partition of which Kafka has the offsets from `low` to before `high`.
+    """Decide where to begin in a partition whose offsets in Kafka are from `low` up to, and not including, `high`.
 
     `archived_until` is the offset after the last archived record; None: no record of the partition was archived.
 
@@ -109,9 +109,9 @@ class Source:
         """Return the records that arrive within `wait_s`; the list may be empty.
 
         Return earlier when MAX_RECORDS_PER_POLL messages have arrived, which include notices of the end of a partition.
-        If no broker answers, the client sets `is_unavailable` to True, and nothing is raised: the list has only records that
-        the client had read before. Raise KafkaUnavailable if Kafka reports another error. The caller must then create a new
-        Source and call `begin`.
+        If no broker answers, `is_unavailable` of this source becomes True, and nothing is raised: the list has only records
+        that the client had read before. Raise KafkaUnavailable if Kafka reports another error. The caller must then create a
+        new Source and call `begin`.
         """
         began = time.monotonic()
         with self._translated():

@@ -1,7 +1,7 @@
 """Import the module of a command group, such as `fanout replays`, only when it is needed.
 
-Runs in `fanout` commands. A command of a group imports the module of this group, and a command outside of the groups imports
-none. Help and completion of `fanout` itself, and an unknown name, import all. To import all takes 0.5 CPU seconds.
+Runs in `fanout` commands. A command of a group in MODULES imports the module of this group only. Any other command imports none
+of these modules. Help and completion of `fanout` itself, and an unknown command, import all of them in 0.5 CPU seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DUE_TO_SETTINGS = (errors.SettingsError, errors.RegistryUnavailable, errors.Kafk
 
 
 class CommandGroups(typer.core.TyperGroup):
-    """The root of all commands: those that are added to it, and the groups in MODULES.
+    """The root of all commands: the commands that `main` adds to this group, and the groups in MODULES.
 
     Typer keeps the types of `ctx` and of the returned command in a private module.
     """
@@ -68,7 +68,7 @@ class CommandGroups(typer.core.TyperGroup):
 
 
 def _in_plain_words(message: str) -> str:
-    """Return Typer's message for a refused value without the words of pydantic, and with the permitted value that was meant."""
+    """Return Typer's message for a refused value without pydantic's prefix, and with the closest permitted value, if any."""
     message = message.removeprefix("Value error, ")
     given, _, known = message.partition(" is not one of ")
     close = difflib.get_close_matches(given.strip("'"), re.findall("'([^']*)'", known), n=1)

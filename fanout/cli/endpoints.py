@@ -37,7 +37,7 @@ def rotate_secret(
 
     Running the command again creates another secret, and never postpones the end of an older secret. At most five secrets may
     be valid at once. With `--overlap 0s` the older secrets end now, and the job stops using them with the next revision of the
-    registry. Secrets under `signing_secrets` in a document of `fanout apply` are rotated in that document instead.
+    registry. If a manifest has the endpoint's `signing_secrets`, rotate the secrets in the manifest instead.
     """
     from fanout.admin import registry_commands  # noqa: PLC0415
 
@@ -69,7 +69,7 @@ def disable(
 ) -> None:
     """Disable an endpoint: the job sends nothing to it, and its deliveries wait until they expire.
 
-    `fanout apply` enables it again only if its document says `status: active`.
+    `fanout apply` enables the endpoint again only if the manifest says `status: active` for it.
     """
     from fanout.admin import registry_commands  # noqa: PLC0415
 

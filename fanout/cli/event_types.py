@@ -35,8 +35,8 @@ def try_(
 ) -> None:
     """Show whether the payload of an event keeps to a schema.
 
-    Exit code 1: the payload does not, or the command failed. Exit code 2: a setting is wrong. The job checks no
-    event against the schemas of the catalogue.
+    Exit code 1: the payload does not keep to the schema, or the command failed. Exit code 2: a setting is wrong. The job checks
+    no event against the schemas of the catalogue.
     """
     config = commands.settings_of(context)
     tried = tried_event.read(config, event, "schema")

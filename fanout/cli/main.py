@@ -135,8 +135,8 @@ def keys_generate() -> None:
 def keys_rotate(context: typer.Context) -> None:
     """Encrypt again, with the active key, every secret that is encrypted with another key.
 
-    Restart every `fanout serve` with the active key first. If a second run prints 0, the other keys of the ring may be
-    removed. A secret that no key of the ring opens stays unchanged, and the command then fails.
+    Restart every `fanout serve` with the active key first. If a second run of this command prints 0, you may remove the other
+    keys from the ring. A secret that no key of the ring opens stays unchanged, and the command then fails.
     """
     from fanout.admin import registry_commands  # noqa: PLC0415
 

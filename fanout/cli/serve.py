@@ -126,7 +126,7 @@ def revoke(
 def _expiry(text: str) -> dt.datetime | None:
     """Return the moment that `text` names: a duration from now, or a date or time. None: `text` is `never`.
 
-    Raise SettingsError if the moment is not in the future, or if `text` has no such form.
+    Raise SettingsError for any other text, and for a moment that is not in the future.
     """
     if text == NEVER:
         return None

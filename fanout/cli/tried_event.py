@@ -1,4 +1,4 @@
-"""Read the event that a command tries a filter or a schema on, as the job would read it.
+"""Read the event on which a command tries a filter or a schema, as the job would read the event.
 
 Runs in `fanout` commands. Needs neither Kafka nor Postgres.
 """

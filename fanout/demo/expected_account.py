@@ -159,7 +159,7 @@ class _DueDelivery:
     pair: Pair
     token: Token
     reasons: frozenset[str | None]
-    """Reasons for which the delivery may be skipped. None among them: the delivery may be sent."""
+    """Reasons for which the delivery may be skipped. If the set contains None, the delivery may be sent."""
     appended_at_ms: int
 
 

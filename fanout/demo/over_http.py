@@ -77,7 +77,7 @@ class Client:
         return page
 
     def patch(self, path: str, document: Mapping[str, Any]) -> None:
-        """Change a resource by a PATCH request. Repeat it, and raise LocalStackError, as `post` does."""
+        """Change a resource by a PATCH request. Repeat the request, and raise LocalStackError, in the same cases as `post`."""
         self._send("PATCH", path, document)
 
     def _send(self, method: str, path: str, document: Mapping[str, Any]) -> bytes:

@@ -50,11 +50,11 @@ shells allow 1,024 files. Failing endpoints are probed often, because the demo t
 FILES = 1024
 """Number of files that this process may open, if the system allows it. Some shells allow 256, and the demo opens about 350."""
 START_TIMEOUT_S = 120
-"""Most seconds that the demo waits until both the job and the API have started. The time begins again with each record in the
-topics of attempts, dead letters and rejected records."""
+"""Most seconds without progress while the demo waits for the start of the job and of the API. Progress is a record in the
+topics of attempts, dead letters or rejected records."""
 QUIET_TIMEOUT_S = 60
-"""Most seconds that the demo waits until all deliveries have ended. The time begins again with each record in these topics.
-Missing dead letters are awaited as long. That time begins again with each poll that returns some."""
+"""Most seconds without progress while the demo waits until all deliveries have ended, or polls for missing dead letters.
+Progress is a record in the topics of attempts, dead letters and rejected records, or a poll that returns dead letters."""
 PARTITIONS = 1
 """Partitions of each event topic."""
 

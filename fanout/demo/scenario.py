@@ -45,9 +45,9 @@ DISABLED_ENDPOINT = "endpoint-13"
 GIVE_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
 """Retry settings of endpoints whose deliveries are to be given up during the demo, which cannot retry for days."""
 REPAIRED_MAX_AGE_S = 600
-"""The setting `retry.max_age_s` of FAILING_ENDPOINTS after their repair. The retry lane has a micro-batch each second. It sends
-an endpoint that has recovered one delivery in the first, then 2, 4, …. So hundreds of redriven deliveries may need more time
-than GIVE_UP_EARLY permits."""
+"""The setting `retry.max_age_s` of FAILING_ENDPOINTS after their repair. The retry lane has a micro-batch each second. A
+recovered endpoint gets one delivery in the first micro-batch, then 2, then 4, and so on. So hundreds of redriven deliveries may
+need more time than GIVE_UP_EARLY permits."""
 RETRY_OFTEN = {"schedule_s": [1, *[2] * 20]}
 """Retry settings of RECOVERING_ENDPOINTS: 21 retries, nearly all two seconds apart."""
 REJECTING_ENDPOINT = "batches-rejecting"
@@ -138,7 +138,7 @@ def answer(path: str, repairs: Repairs) -> int | None:
 def changed(document: dict[str, Any], receiver_url: str) -> dict[str, Any]:
     """Return a copy of a manifest with the demo's first change: six endpoints and five subscriptions differ.
 
-    Two endpoints get another URL, two are paused, and two get another signing secret before their old ones. One subscription is
+    Two endpoints get another URL, two are paused, and two get a new signing secret and keep their old ones. One subscription is
     resumed, one gets another filter, two are deleted, and one is added.
     """
     endpoints = {row["id"]: dict(row) for row in document["endpoints"]}
@@ -172,7 +172,7 @@ def rejects(path: str, event: receiver.BatchEvent) -> bool:
 
 
 def events(count: int, rng: random.Random) -> Iterator[PublishedEvent]:
-    """Yield `count` events: plain JSON, CloudEvents in binary and structured mode. Some tenants are much busier than others."""
+    """Yield `count` events: plain JSON, or CloudEvents in binary or structured mode. Few tenants have most of the events."""
     for number in range(count):
         event_type = rng.choice(EVENT_TYPES)
         tenant = min(int(rng.paretovariate(0.6)), TENANTS - 1)

@@ -16,8 +16,8 @@ from delivery.config import settings
 from fanout.documents import folder_map
 
 Medium = Literal["Spark", "Kafka", "Postgres", "HTTP", "TCP", "object"]
-"""The means by which a box gives data to a box that it does not import. `object`: a third module passes an object to one of
-them."""
+"""The means by which one box gives data to another box without importing it. `object`: a third module passes an object to one
+of the two boxes."""
 OPENS_POSTGRES = "subscriptions_db.postgres.connect"
 
 
@@ -197,7 +197,7 @@ def _box(name: str, box: Box, code: Known) -> str:
 
 
 def _path(module: str, code: Known) -> str:
-    """Return the path of a module or package without `delivery/`, which most boxes would begin with."""
+    """Return the path of a module or package without `delivery/`, with which most labels would begin otherwise."""
     path = module.removeprefix("delivery.").replace(".", "/")
     return f"{path}.py" if module in code.imports else path
 

@@ -201,7 +201,7 @@ def _area_imports(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def _arrows(boxes: Collection[str], imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return box → boxes that it imports. An import is left out if imports of other `boxes` lead to the same box."""
+    """Return box → boxes that it imports. An import of a box is left out if another imported box leads to that box as well."""
     direct = {box: imports[box].intersection(boxes) for box in boxes}
     reached = {box: _reached(box, direct) for box in boxes}
     return {

@@ -1,6 +1,6 @@
 """Start Spark's launcher, so that its JVM archives the classes that it loads.
 
-Runs as its own process, started by fanout/jvm/class_archive.py. It uses the script `spark-submit`, as PySpark does, because a
+Runs as its own process, started by fanout/jvm/class_archive.py. Uses the script `spark-submit`, as PySpark does, because a
 JVM ignores an archive that was made with another class path.
 """
 

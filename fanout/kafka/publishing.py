@@ -1,7 +1,7 @@
 """Publish records to Kafka, and make records of events: from NDJSON lines, or generated.
 
 Runs in `fanout` commands, in the load tests, and in `fanout archive`, which publishes redrives, replays and operational events.
-A line of NDJSON is a JSON event. Its type names the topic, unless the caller names a topic.
+A line of NDJSON is a JSON event. The event's type names the topic, unless the caller names a topic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from delivery.webhooks.events import parsing
 FLUSH_TIMEOUT_S = 30
 """Seconds to wait until Kafka has confirmed every record."""
 MAX_RECORD_BYTES = 1_000_000
-"""Maximum bytes of a record that this client takes, the default of librdkafka. A topic takes 1,048,588 by default."""
+"""Maximum bytes of a record that this client takes, the default of librdkafka. A topic takes records of 1,048,588 bytes by
+default."""
 EVENT_PARTITIONS = 4
 """Partitions of a topic that `fanout publish` or `fanout smoke-test` creates, and of a new `operations.topic`."""
 _STOPPED = "No line of a file was published; from standard input, the lines before this one were published"
@@ -147,9 +148,9 @@ def _refused(refusal: str) -> str:
 def publish_all(config: settings.Settings, messages: Iterable[Message]) -> dict[str, int]:
     """Publish `messages`, creating missing topics; return the number of messages for each topic.
 
-    The topics of a sequence are created before the first message is published. If the iteration of `messages` raises, the
-    messages before the failure are published first. Raise KafkaUnavailable if Kafka does not answer, or refuses a topic or a
-    message: Kafka may have some of the messages then.
+    If `messages` is a sequence, all missing topics are created before the first message is published. If the iteration of
+    `messages` raises, the messages before the failure are published first. Raise KafkaUnavailable if Kafka does not answer, or
+    refuses a topic or a message: Kafka may have some of the messages then.
     """
     counts: collections.Counter[str] = collections.Counter()
     if isinstance(messages, Sequence) and messages:

@@ -1,7 +1,7 @@
 """Read the records that topics have now, up to the ends that they had when `Scanner.extents` was called.
 
-Runs in `fanout` commands, in `fanout archive` and in the load tests. Reads the same records as the lanes. These include records
-of aborted transactions, except with `isolation.level = read_committed` in `kafka.spark_options`.
+Runs in `fanout` commands, in `fanout archive` and in the load tests. Reads the same records as the lanes: also records of
+aborted transactions, except with `isolation.level = read_committed` in `kafka.spark_options`.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class Scanner:
 
         Topics that do not exist, or that this login may not describe, are left out.
 
-        With `since_ms`, a range begins at the first record that is not older than `since_ms`. A range is empty if all its
-        records are older. Before 1970 no record is older: Kafka refuses a request for such a time, and takes a few of these
-        numbers for other requests.
+        With `since_ms`, a range begins at the first record that is not older than `since_ms`. A range is empty if all records
+        of the partition are older. A negative `since_ms`, a time before 1970, has no effect: Kafka refuses most negative times,
+        and takes a few negative numbers for other requests.
         """
         with self._translated():
             known = self._consumer.list_topics(timeout=topics.TIMEOUT_S).topics
@@ -121,7 +121,8 @@ class Scanner:
     def read(self, extents: Collection[Extent], name: str, consume: Consume) -> None:
         """Call `consume` with every record of `extents`, in order within each partition.
 
-        `name` is that of `messages`. Raise the errors of `messages`, and RecordUnreadable if `consume` cannot read a record.
+        `name` has the same use as in `messages`. Raise the errors of `messages`, and RecordUnreadable if `consume` cannot read
+        a record.
         """
         with contextlib.closing(self.messages(extents, name)) as messages:
             for message in messages:
@@ -215,6 +216,6 @@ def unreadable(place: str, fault: str) -> errors.RecordUnreadable:
 
 
 def event_topics(config: settings.Settings, known: Iterable[str]) -> list[str]:
-    """Return those of the `known` topics that match `source.topic_pattern`, without topics that the job itself writes."""
+    """Return the topics in `known` that match `source.topic_pattern`, without topics that the job itself writes."""
     own = {*topics.of_results(config.delivery), *lane_areas.wakeup_topics(config)}
     return [name for name in known if topic_pattern.matches(config.source.topic_pattern, name) and name not in own]

@@ -105,7 +105,7 @@ class BrokerTls:
 
 
 def seats(count: int) -> list[Seat]:
-    """Return the seats of a new cluster of `count` brokers. No broker answers before a majority of them runs."""
+    """Return the seats of a new cluster of `count` brokers. No broker answers before a majority of the brokers runs."""
     cluster_id = uuid.uuid4().hex[:22]
     controller_ports = tuple(free_port() for _ in range(count))
     return [Seat(node_id=number, cluster_id=cluster_id, controller_ports=controller_ports) for number in range(1, count + 1)]

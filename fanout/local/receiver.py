@@ -179,7 +179,7 @@ def _cause(exc: OSError) -> str | None:
 def _batch(body: bytes) -> tuple[BatchEvent, ...] | None:
     """Return the events of a body that is an array of objects with `source` and `id`; None for other bodies.
 
-    Such a body is taken for a batch, although it may be the payload of a single event in binary mode.
+    A body of this form counts as a batch, although it may be the payload of a single event in binary mode.
     """
     if not body.startswith(b"["):
         return None

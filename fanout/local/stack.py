@@ -30,15 +30,15 @@ DEVELOPMENT = {
     "allow_ports": [],
     "unlimited_hosts": ["127.0.0.1", "localhost"],
 }
-"""Settings for receivers on this machine. The address guard permits them without TLS and on any port. The limits for each host
-do not hold for them."""
+"""Settings for receivers on this machine: the address guard permits these receivers without TLS and on any port, and the limits
+for each host do not apply to them."""
 
 
 class Stack:
     """A context in which Postgres and Kafka run. With `is_fresh`, the folder is emptied first. `kafka_tls` is for the broker.
 
-    Entering the context raises LocalStackError if a server does not start, or the jars cannot be downloaded. It also raises
-    LocalStackError if `kafka_port` is in use, the folder cannot be created, or another process uses the folder.
+    Entering the context raises LocalStackError in these cases: a server does not start, the jars cannot be downloaded,
+    `kafka_port` is in use, the folder cannot be created, or another process uses the folder.
     """
 
     def __init__(

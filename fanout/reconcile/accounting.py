@@ -4,7 +4,7 @@ Runs in `fanout` commands, tests and load tests. A receipt says which offsets a 
 
 1. Every record of an event topic is in a range that a receipt of the lane covers, or after the last receipt. With
    `Terms.from_first`, this holds from the partition's first record on, else from the lane's first receipt on.
-2. A receipt states how many deliveries of its range were due. In the topics of results, as many must have ended or wait.
+2. A receipt states how many deliveries of its range were due. In the topics of results, as many must have ended or must wait.
 3. A delivery that waits in the retry lane is in the retries topic, with its expiry. A delivery that waits for its batch is in
    no topic. The number of such deliveries is the due count of the receipt minus the deliveries that topics name.
 
@@ -39,7 +39,7 @@ from fanout.reconcile.findings import MAX_NAMED, Finding, Findings, Kind
 LANES = ("direct", "batch")
 """The lanes that have accounts. `direct` includes the real-time lane. The retry lane's deliveries count for one of the two."""
 UNNAMED = "(not named)"
-"""Stands for the endpoint of a due delivery without a result, and for its event type, unless its range has one type only."""
+"""Endpoint of a due delivery that no topic names, and its event type unless the receipt's range has a single event type."""
 EXPIRED = "(no longer in Kafka)"
 """Event type of a delivery whose event was not read, usually because Kafka no longer holds it."""
 GRACE_MS = 3_600_000

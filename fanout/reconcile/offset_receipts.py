@@ -36,8 +36,9 @@ def effective(receipts: Sequence[HandledRange]) -> Effective:
     """Return the receipts that later ones do not wholly replace.
 
     `receipts` are of one lane and one partition, in the order in which they were written. Later receipts replace an older
-    receipt if they contain its first and its last offset. If their sum of due deliveries or of rejected records differs from
-    the older receipt's, `surplus_allowed` of each later receipt grows by the older receipt's due deliveries.
+    receipt if they contain its first and its last offset. If the later receipts together have another number of due deliveries
+    or of rejected records than the older receipt, `surplus_allowed` of each later receipt grows by the older receipt's due
+    deliveries.
     """
     ranges: list[HandledRange] = []
     ends: list[int] = []  # negative: newest receipts usually have the highest offsets, and so are appended at the end

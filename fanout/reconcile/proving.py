@@ -160,7 +160,7 @@ class _Reading:
         return known
 
     def _with_runs(self, extent: topic_scanner.Extent) -> topic_scanner.Extent:
-        """Return the extent, begun earlier if a judged receipt begins earlier, but not before Kafka's first offset."""
+        """Return the extent, extended back to the first offset of all judged receipts, but not before Kafka's first offset."""
         first = self.evidence.first_offset(extent.place, self._since_ms or 0)
         return extent if first is None else dataclasses.replace(extent, first=max(extent.low, min(first, extent.first)))
 

@@ -130,8 +130,8 @@ class DeadLetterReader:
         """Return True if the attempts topic or the retries topic has lost no record since `since_ms`. None: no record ever.
 
         A redrive writes each note to both topics, so either of them has all notes. One case is not noticed: the last notes of a
-        redrive that was killed are only in the retries topic. They may be lost although the attempts topic has lost nothing. A
-        partition that has no records now, and had some, counts as one that has lost some.
+        redrive that was killed are only in the retries topic. These notes may be lost although the attempts topic has lost
+        nothing. A partition that had records and has none now counts as a partition that has lost records.
         """
         names = (self._config.attempts_topic, self._config.retries_topic)
         ranges = [self._scanner.extents([name], since_ms=_earlier(since_ms)) for name in names]

@@ -20,8 +20,8 @@ from fanout.kafka import publishing
 from fanout.redrive import redrive_plan
 
 NOTES_PER_FLUSH = 1000
-"""Number of notes that the enqueuer collects. A note says which dead letters were redriven. The enqueuer then waits until Kafka
-has the retry entries of these dead letters, and writes the notes to the attempts topic."""
+"""Number of notes that the enqueuer collects before it writes them to the attempts topic. A note says which dead letters were
+redriven. Before the write, the enqueuer waits until Kafka has the retry entries of all dead letters in the notes."""
 MAX_BUFFERED_LETTERS, MAX_BUFFERED_BYTES = 10_000, 64 * 1024 * 1024
 """Number of dead letters, or bytes of payload in base64, at which the enqueuer writes its buffer. Dead letters of one endpoint
 and one delivery mode that are written together share records. A batch stays in the buffer until all its chosen dead letters
@@ -63,10 +63,10 @@ class Enqueuer:
     """Write chosen dead letters to the retries topic as retry entries, with notes that name these dead letters.
 
     Dead letters that were sent as one batch wait for each other, and share a request again, or several if one would be too
-    large. `chosen` are all dead letters that the caller will add. So the enqueuer knows when such a batch is complete. With
-    `dry_run`, the enqueuer only counts. `max_ages_s` has the `retry.max_age_s` of endpoints with a value of their own, by
-    endpoint and customer. Other endpoints have the default. None: all endpoints have the default. `revision` is that of the
-    registry now, by which subscriptions and endpoints exist.
+    large. `chosen` are all dead letters that the caller will add. From `chosen` the enqueuer knows when a batch is complete.
+    With `dry_run`, the enqueuer only counts. `max_ages_s` has the `retry.max_age_s` of endpoints with a value of their own, by
+    endpoint and customer. Other endpoints have the default. None: all endpoints have the default. `revision` is the registry's
+    present revision. If a worker's registry is older and lacks a subscription, deliveries to it wait for a newer registry.
 
     The methods raise KafkaUnavailable if Kafka refuses a record or does not answer. Kafka may have earlier records then.
     """

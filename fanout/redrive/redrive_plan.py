@@ -11,8 +11,9 @@ repetition repeats nothing. A dead letter can be enqueued twice, with the same `
 1. Two redrives run at the same time.
 2. `fanout archive` redrives a dead letter that Postgres does not mark as redriven yet. Either the archive has not read the
    command's note, or it died between Kafka's confirmation of the record and the mark in Postgres.
-3. The note is gone from Kafka: `--may-repeat` permits that, a topic was recreated, or the redrive was killed before it wrote
-   the note to the attempts topic, and the records of the retries topic were deleted later.
+3. The note is gone from Kafka. The command refuses to redrive if notes may be gone, unless `--may-repeat` permits it. The
+   command does not notice two cases: a topic was recreated; or the redrive was killed before it wrote the note to the attempts
+   topic, and the records of the retries topic were deleted later.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ letter gets a request of its own."""
 OVERHEAD_BYTES = 1024
 """More bytes than a record has beside its key, its value and its note."""
 ANY_REVISION = Revision(2**62)
-"""Revision above all of a registry. A command without Postgres does not know the registry's revision. So a delivery whose
-subscription a worker does not know waits for `snapshot.max_age_s`, and only then counts as deleted. With look-ups it waits for
-`snapshot.lookup_ttl_s`."""
+"""Revision above every revision of a registry. A command without Postgres does not know the registry's revision. So a delivery
+whose subscription a worker does not know waits for `snapshot.max_age_s`, or with look-ups for `snapshot.lookup_ttl_s`. Only
+then does the subscription count as deleted."""
 LetterPlace = tuple[Place, int] | int
 """Where a dead letter is: partition and offset in the dead-letter topic, or its position in the archive. In the archive, two
 dead letters may have one offset, because the dead-letter topic was recreated."""
@@ -62,8 +63,8 @@ class Delivery(NamedTuple):
     """The identity of a dead letter's delivery."""
 
     webhook_id: str
-    """The event's own `webhook-id`, also if the event was sent in a batch. It tells apart two events at one offset of a topic
-    that was recreated."""
+    """The event's own `webhook-id`, also if the event was sent in a batch. In a topic that was recreated, two events may have
+    the same offset, and their `webhook-id`s differ."""
     topic: str
     partition: int
     offset: int
@@ -140,16 +141,17 @@ class Plan:
             self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, batch_of(letter), self._fault_of(letter))
 
     def chosen(self, limit: int | None = None) -> dict[LetterPlace, Newest]:
-        """Return the chosen dead letters by place: the `limit` oldest, or all without a limit; also those with a `fault`."""
+        """Return the chosen dead letters by place: the `limit` oldest, or all without a limit. Includes any with a `fault`."""
         newest = sorted(self._newest.values(), key=lambda letter: letter.dead_lettered_at_ms)[:limit]
         return {letter.place: letter for letter in newest}
 
 
 def batch_of(letter: DeadLetter) -> str:
-    """Return `customer/webhook-id/replay` of the batch in which a dead letter's event was sent; no replay: an empty text.
+    """Return `customer/webhook-id/replay` of the batch in which a dead letter's event was sent; empty if there is none.
 
-    A replay may send a batch with the `webhook-id` of the first one. The two are told apart, because a retry entry names one
-    replay for all of its events. An empty text: the event was sent alone, or its batch has no id.
+    Empty: the event was sent alone, or its batch has no `webhook-id`. The part `replay` is empty for a batch that no replay
+    sent. A replayed batch may have the `webhook-id` of the original batch. Dead letters of the two batches must not share a
+    request, because a retry entry names one replay for all of its events.
     """
     return f"{letter.customer_id}/{letter.batch_webhook_id}/{letter.replay or ''}" if letter.batch_webhook_id else ""
 

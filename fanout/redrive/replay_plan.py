@@ -48,7 +48,7 @@ class Chunk:
     """A range of offsets of one partition: which of its records are in a time range, and how far it is read."""
 
     def __init__(self, first: int, end: int, *, since_ms: int, until_ms: int) -> None:
-        """The offsets are `first` to before `end`, and the times are from `since_ms` to before `until_ms`."""
+        """The offsets are from `first` to `end` - 1. The times are from `since_ms` up to, and not including, `until_ms`."""
         self._end = end
         self._since_ms, self._until_ms = since_ms, until_ms
         self.records = 0
@@ -59,7 +59,7 @@ class Chunk:
         """The first offset that is not read."""
 
     def in_range(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield those of the chunk's `records` that are in the time range. The caller may stop before the end."""
+        """Yield the chunk's `records` that are in the time range. The caller may stop before the end."""
         for record in records:
             self.records += 1
             self.earliest_ms = min(self.earliest_ms, record.appended_at_ms)
@@ -110,7 +110,7 @@ class Routes:
 
 
 def deliveries(event: Event, endpoint: Endpoint, subscription_ids: Iterable[SubscriptionId]) -> list[Due]:
-    """Return the deliveries of an event to an endpoint, by these of its subscriptions. All share the packed event."""
+    """Return the deliveries of an event to an endpoint, one for each subscription. All deliveries share the packed event."""
     item = segment.item(opaque.as_received(event, endpoint.payload), event.record.appended_at_ms)
     order_key = None if endpoint.order_by is None else ordering_key.key_of(event.content, endpoint.order_by)
     return [Due(item, subscription_id, order_key) for subscription_id in subscription_ids]

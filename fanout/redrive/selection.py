@@ -1,4 +1,4 @@
-"""Select dead letters, and rejected records, by their fields. Pure, except the `from_options`, which read the clock.
+"""Select dead letters, and rejected records, by their fields. Pure, except both methods `from_options`, which read the clock.
 
 Runs in `fanout` commands, in `fanout archive` and in the tests.
 """

@@ -62,7 +62,8 @@ progress = Console(stderr=True)
 def escape_unencodable() -> None:
     """Let standard output write each character that its encoding lacks as an escape of JSON.
 
-    Python would end the command at such a character: after its work is done, and before the rest of the output.
+    Otherwise Python would end the command at the first of these characters, after the command's work and before the rest of the
+    output.
     """
     codecs.register_error("fanout", _escaped)
     if isinstance(sys.stdout, io.TextIOWrapper):

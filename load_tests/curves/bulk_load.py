@@ -21,8 +21,8 @@ SEED = 1
 def load(connection: connect.Connection, shape: CurveShape, event_types: Sequence[str]) -> None:
     """Add the tenants of a shape, and for each tenant a subscription to each of the `event_types`.
 
-    `shape.subscriptions` is not None, and the endpoints are registered already. The login must be a superuser, as it is on the
-    load test's own Postgres. Triggers and the statement timeout stay off in the session of `connection`.
+    `shape.subscriptions` must not be None, and the endpoints must be registered already. The login must be a superuser, as it
+    is on the load test's own Postgres. Triggers and the statement timeout stay off in the session of `connection`.
     """
     # Random, as the API makes them: numbered ids would compress to nothing in the registry's broadcast.
     rng = random.Random(SEED)

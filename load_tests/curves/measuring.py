@@ -60,7 +60,7 @@ class Pass:
 
 @dataclass(slots=True, kw_only=True)
 class JobRun:
-    """Figures of one job. They fill while the job runs, so that an interrupted run leaves the figures measured so far."""
+    """Figures of one job, filled in while the job runs. So an interrupted run leaves the figures measured so far."""
 
     values: tuple[int, ...]
     passes: list[Pass] = field(default_factory=list)

@@ -64,7 +64,8 @@ class CurvePopulation:
     def registry(self, url: str) -> dict[str, Any]:
         """Return the manifest, with the URL of every endpoint below `url`.
 
-        It has no tenants and subscriptions for shapes whose `subscriptions` is not None: `bulk_load` adds these.
+        The manifest leaves out the tenants and subscriptions of shapes whose `subscriptions` is not None: `bulk_load` adds
+        them.
         """
         small = [(number, shape) for number, shape in enumerate(self.shapes) if shape.subscriptions is None]
         tenants = max((shape.tenants for _, shape in small), default=0)

@@ -2,7 +2,7 @@
 
 Numbered names would measure a flaw of Kafka's Java client. The client puts the names of a list of topics into a hash table, and
 then moves the names to a larger table. Names that differ only in a number fill neighbouring slots. The time of the move then
-grows with the square of the topics: 6 ms of CPU for a list of 500. The job reads such lists several times a second.
+grows with the square of the number of topics: 6 ms of CPU for a list of 500. The job reads such lists several times a second.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def delivered(report: receiver.ReceiverReport, due: Sequence[int], fan_out: Sequ
 
     `duplicates_share` are the duplicates as a share of the due deliveries.
     `unexpected` are arrivals at an endpoint to which the event is not due. `unverified` are requests with a wrong signature.
-    Their events count in the other numbers too.
+    The events of unverified requests count in the other numbers too.
     `due` has the endpoint of each event, by the event's number. `fan_out` has the number of each event's endpoints, which have
     consecutive numbers from the one in `due` on. None: each event has one endpoint.
     """

@@ -20,7 +20,7 @@ STARTS = 2
 
 
 def slowdown(work: str = WORK) -> float:
-    """Time a fixed piece of work now. Return its CPU seconds divided by those of WORK on the machine of the budgets.
+    """Time a fixed piece of work now. Return its CPU seconds, divided by the CPU seconds of WORK on the machine of the budgets.
 
     The faster of two starts counts. On a machine that was idle, the first one finds cold caches and takes two to three times as
     long. `work` is Python code; only tests pass their own.

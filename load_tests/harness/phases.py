@@ -22,7 +22,7 @@ SETTINGS = {"spark.master": "local[4,4]", "retry.shards": "2"}
 The retry lane has as many shards as slots: a shard takes 0.06 CPU seconds of each micro-batch."""
 LANES = "direct,retry"
 IDLE_S = 30
-"""Seconds within which a phase's events must have arrived after the last one was published."""
+"""Seconds within which all events of a phase must have arrived, counted from the publishing of the phase's last event."""
 RECOVERY_S = 120
 """Seconds within which the deliveries that wait for a hanging endpoint must have arrived after both phases."""
 
@@ -71,7 +71,7 @@ class MeasuredPhase:
     per_s: int
     """Events a second."""
     hot: float = 0.0
-    """Share of the events that are due to the hot endpoint, besides its even share."""
+    """Share of the events that are due to the hot endpoint, in addition to its even share of the other events."""
     poison_per_s: int = 0
     """Additional records a second that are not events."""
     hangs: int | None = None

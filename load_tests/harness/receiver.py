@@ -76,7 +76,7 @@ class _Shared(NamedTuple):
 
 
 class _Protocol(asyncio.Protocol):
-    """Answer each request of a persistent connection with 200; while the receiver is disturbed, by the endpoint's behaviour.
+    """Answer the requests of a connection: with 200, or as the endpoint's behaviour says while the receiver is disturbed.
 
     A request to the hanging endpoint is not answered.
     """

@@ -67,7 +67,7 @@ class Drawn(NamedTuple):
     """Number of the endpoint. With a fan-out above 1, it is the first of the event's endpoints."""
     sub_tenant: int | None = None
     event_bytes: int = EVENT_BYTES
-    """Size of the record value. It is reached by padding, so the smallest size is some 110 bytes."""
+    """Size of the record value, which is padded to this size. Without padding the value has some 110 bytes."""
 
 
 class TrafficPopulation(Protocol):

@@ -19,7 +19,7 @@ from subscriptions_db.postgres import connect
 KEPT = writer.Retention(letters=30, attempts=7)
 """Days for which the archive keeps dead letters and attempts."""
 TOPIC = "letters-of-no-lane"
-"""Topic of the dead letters. It does not exist: `fanout archive` follows no topic with this name."""
+"""Topic of the dead letters in the archive. The topic does not exist, so `fanout archive` reads none of its records."""
 TOGETHER = 1_000
 """Most dead letters that are written to the archive at once."""
 PAYLOAD_BYTES, DETAIL_BYTES = 450, 500

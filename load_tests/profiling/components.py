@@ -1,4 +1,4 @@
-"""Say which component of the platform each sampled stack belongs to, and add the samples up. Pure.
+"""Assign each sampled stack to a component of the platform, and add up the samples of each component. Pure.
 
 A stack belongs to the component of its innermost frame that is in the table. So a hash table's method counts for Kafka's
 client where that client calls it. A stack without such a frame belongs to `other`.

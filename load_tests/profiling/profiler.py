@@ -35,7 +35,10 @@ class Profiler:
 
     @contextlib.contextmanager
     def profiled(self, part: str, running: Callable[[], Processes], delivered: Callable[[], int]) -> Iterator[None]:
-        """Profile the job while the context lasts: samples of the processes that run at its beginning, CPU of those at its end.
+        """Profile the job while the context lasts, and write the profile when the context ends.
+
+        Stacks are sampled in the processes that run at the beginning. CPU seconds are those of the processes that run at the
+        end.
 
         `running()` returns the processes that run at the time of its call, and `delivered()` the number of deliveries until its
         call. Both are called at the beginning and at the end. No profile is written if the context ends with an error.
@@ -80,7 +83,7 @@ class Profiler:
 
 
 def _sampled(processes: Processes, folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
-    """Yield the driver's Python and the workers, each with its file, without the daemons that fork workers and then wait."""
+    """Yield the driver's Python and the workers, each with its file. The daemons that fork the workers are left out."""
     daemons = set()
     for process, role in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

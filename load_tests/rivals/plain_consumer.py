@@ -2,11 +2,11 @@
 
 Run: `python -m load_tests.rivals.plain_consumer` in a folder with `local.toml`. SIGTERM ends it after the current chunk.
 
-The loop takes a chunk from Kafka, sends the chunk's requests, waits for all responses, and commits the offsets. It has the
-platform's parsing, routing, payloads and signatures. It has the platform's bounds on requests in flight, in all and to one
-endpoint, and the platform's time limit of an attempt. uvloop and kept connections make it reasonably fast.
+The loop takes a chunk from Kafka, sends the chunk's requests, waits for all responses, and commits the offsets. The
+consumer has the platform's parsing, routing, payloads and signatures. It has the platform's bounds on requests in flight, in
+all and to one endpoint, and the platform's time limit of an attempt. uvloop and kept connections make it reasonably fast.
 
-It leaves out, on purpose:
+The consumer leaves out, on purpose:
 
 1. Retries. A failed request is logged and dropped, so its event is lost. There are no dead letters, and no redrive.
 2. A log of attempts. Nothing proves afterwards what was delivered.

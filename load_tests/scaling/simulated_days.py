@@ -37,7 +37,7 @@ MAX_EVENTS_PER_BATCH = 20_000
 DAY_SWING = 0.4
 """Share by which the load exceeds its mean in the afternoon, and falls below it in the night."""
 FIXED_LOAD = 0.75
-"""Share of its throughput that each executor of the fixed number uses at the peak. It equals HEADROOM of
+"""Share of its throughput that each executor uses at the peak, if the number of executors is fixed. Equals HEADROOM of
 `delivery.stages.scaling.decision`."""
 EVERY_S = 5.0
 """Seconds between two decisions."""
@@ -58,7 +58,7 @@ class ScalingScenario:
     spike_s: tuple[float, float] = (300.0, 900.0)
     """Shortest and longest duration of a spike, seconds."""
     days: float = 3
-    """Simulated days. The first quarter of a day has one of four spikes."""
+    """Simulated days. Each of the `spikes_a_day` equal parts of a day has one spike."""
     max_executors: int = 12
     partitions: int = 60
     seed: int = 1
@@ -171,7 +171,7 @@ def _reaction(moments: Sequence[simulation.Moment], spike: Spike) -> dict[str, f
 def _first_s(moments: Iterable[simulation.Moment], is_meant: Callable[[simulation.Moment], bool], does: str) -> float:
     """Return the time of the first moment for which `is_meant` returns True. Raise typer.BadParameter if there is none.
 
-    `does` is the text of the message for the reaction that is missing.
+    `does` names, in the message, the reaction that is missing.
     """
     found = next(filter(is_meant, moments), None)
     if found is None:

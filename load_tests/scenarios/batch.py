@@ -36,7 +36,7 @@ class BatchScenario:
     """Parameters of the scenario."""
 
     events: int = 800_000
-    """Measured events. They fill whole micro-batches, because requests start when a micro-batch is collected."""
+    """Measured events. The default fills whole micro-batches, because requests start only when a micro-batch is collected."""
     warm_up: int = 800_000
     """Events of the warm-up, also whole micro-batches."""
     endpoints: int = 1_000

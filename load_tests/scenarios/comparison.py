@@ -30,7 +30,7 @@ TURNS = (PLATFORM, RIVAL, RIVAL, PLATFORM)
 SETTINGS = {"spark.master": "local[1,4]", "spark.parallelism": "1", "source.max_events_per_batch": "50000"}
 """Settings of the platform, as in the scenario `direct`: one worker, as the rival is one process."""
 AFTER_KILL = {"spark.master": "local[2,4]", "retry.max_probe_interval_s": "5"}
-"""Settings of the platform after the kill, in addition: one task slot for each of the two lanes, and frequent probes.
+"""Additional settings of the platform after the kill: one task slot for each of the two lanes, and frequent probes.
 
 With frequent probes, the platform soon notices that the hanging endpoint answers again.
 """

@@ -3,8 +3,8 @@
 1. Throughput. The topics are filled before the job starts, so that the platform sets the pace, not the publisher. The first
    deliveries warm the job up: the JVM compiles, connections open. The warm-up has its own figures. CPU seconds and wall time
    are measured from the end of the warm-up to the last delivery.
-2. Latency. When this backlog is delivered, further events come at a steady pace. The receiver measures the age of each of them
-   at its arrival.
+2. Latency. When the backlog of step 1 is delivered, further events come at a steady pace. The receiver measures the age of each
+   further event at its arrival.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ BACK_SHARE = 0.8
 BACK_WITHIN_S = 60
 """Seconds within which the throughput must have recovered after the disturbance."""
 LAST_S = 300
-"""Seconds within which the last event must arrive, once the throughput has recovered. The warm-up may take as long, beside the
-start."""
+"""Seconds within which the last event must arrive, once the throughput has recovered. The warm-up may take as long, in addition
+to the START_TIMEOUT_S of the job's start."""
 _BUSY = "while True: pass"
 _HOG = (
     "import sys, time\nheld = bytearray({size})\nwhile True:\n    held[::4096] = bytes(len(held) // 4096)\n    time.sleep(0.2)"
@@ -60,7 +60,7 @@ class OverloadScenario:
     """Parameters of the scenario."""
 
     warm_up: int = 150_000
-    """Events that are delivered before the throughput is measured. They are part of `events`."""
+    """Events that are delivered before the throughput is measured, a part of `events`."""
     events: int = 1_200_000
     """All published events."""
     endpoints: int = 200

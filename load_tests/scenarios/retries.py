@@ -46,7 +46,7 @@ class RetriesScenario:
     pending: int = 100_000
     """Number of waiting deliveries."""
     endpoints: int = 1_000
-    """Number of endpoints. A tenth of them is active, the others are paused."""
+    """Number of endpoints. A tenth of the endpoints is active, and the rest are paused."""
     per_s: int = 200
     """Events a second to the active endpoints."""
     warm_up_s: int = 15

@@ -42,15 +42,15 @@ OUTAGE_S = 90.0
 ROUTED_S = OUTAGE_S + 2 * UNDER_WAY_S
 """Seconds until an event has been routed: the lanes pause during an outage of our own network."""
 LANES = 2
-"""Lanes with a worker of their own. Each worker keeps an endpoint's limits by itself."""
+"""Lanes that send to one endpoint: its fast lane and the retry lane. Each lane keeps the endpoint's limits by itself."""
 
 
 class Violated(AssertionError):
-    """A promise was broken. The text names it."""
+    """A promise was broken. The text of the error names the promise."""
 
 
 class History:
-    """One run. Its facts stay available after its end."""
+    """One simulated history. Its facts stay available after its end."""
 
     def __init__(self, seed: int, *, deaths: float = 0.05, events: int = 120) -> None:
         self.seed = seed
@@ -67,11 +67,11 @@ class History:
         )
         self._max_retry_records = self._rng.choice([None, None, 1, 2])
         self.disabled: list[tuple[float, str, str]] = []
-        """When, which endpoint, and why the platform has disabled."""
+        """Time, endpoint and reason of each case in which the platform disabled an endpoint."""
         self._tenant_deleted_at = math.inf
-        """When the last tenant was deleted."""
+        """When the tenant with the highest number was deleted. Infinite: it was not."""
         self._unsubscribed: dict[str, float] = {}
-        """When the subscription of an endpoint was deleted."""
+        """Endpoint → when its subscription was deleted."""
         self._revision = 1
         self.due: set[tuple[str, str]] = set()
         self._published_at: dict[str, float] = {}
@@ -136,7 +136,7 @@ class History:
         self._revision += 1
 
     def _disable(self, attempted: Iterable[AttemptedEndpoint], reason: str) -> None:
-        """Disable an endpoint as the platform asks, and check that it has a reason to."""
+        """Disable the endpoints that the platform wants to disable, and check that the platform has a reason."""
         now = asyncio.get_running_loop().time()
         for name, _ in attempted:
             if self.registered[name].status is not EndpointStatus.ACTIVE:
@@ -221,7 +221,10 @@ class History:
                 self._check_order(name, [event_id for event_id in accepted[name] if event_id not in given_up])
 
     def _check_deletions(self, rejected: set[str]) -> None:
-        """Check that long after a deletion nothing is sent, and only the deleted tenant's events are rejected."""
+        """Check that only the deleted tenant's events are rejected, and that deletions take effect.
+
+        UNDER_WAY_S after a deletion, no more deliveries of the subscription or the tenant are accepted.
+        """
         of_deleted = {event_id for event_id in self._published_at if int(event_id[1:]) % TENANTS == TENANTS - 1}
         if rejected - of_deleted or (rejected and self._tenant_deleted_at == math.inf):
             raise Violated(f"rejected: {sorted(rejected - of_deleted)[:5]}")
@@ -247,7 +250,8 @@ class History:
     def _check_order(self, name: str, accepted: list[str]) -> None:
         """Check that no event of a key arrives for the first time after a later one.
 
-        An event that was given up does not hold back later ones. After a death, its repetition may still be accepted.
+        The caller leaves out events that were given up. An event that was given up does not hold back later
+        events, and after the death of a worker its repetition may still be accepted.
         """
         newest: dict[int, int] = {}
         seen: set[int] = set()

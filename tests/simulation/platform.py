@@ -1,7 +1,7 @@
 """The delivery core of one application without Spark, Kafka or sockets: topics are lists, micro-batches are coroutines.
 
 The code that decides and delivers is the real one: intake, matching, dispatcher, breakers, sender, shards, leases. The
-simulated part is the basis of the guarantees, with its faults. Offsets and state are committed after everything was written. A
+simulated part is what Spark and Kafka do, with their faults. Offsets and state are committed after all rows were written. A
 process may die at any moment, with only a part sent or written. Then the micro-batch runs again with its completed-work log.
 """
 
@@ -72,7 +72,7 @@ class Platform:
         self._retries_at_ms: list[int] = []
         """When each record of the retries topic was appended."""
         self.oldest_read_ms: dict[str, int] = {}
-        """By endpoint, when its oldest record was appended of those that the present micro-batch of the retry lane has read."""
+        """Endpoint → append time of the oldest record for it that the present micro-batch of the retry lane has read."""
         self._committed = {"direct": 0, "batch": 0, "retry": 0}
         self._unhealthy = unhealthy_endpoints.UnhealthyEndpoints(worker.ATTEMPT_S, asyncio.get_running_loop().time)
         self.network_health = outage_detection.NetworkHealth()
@@ -241,7 +241,7 @@ class Platform:
     async def _collected(
         self, process: worker.Worker, known: registries.Registry, records: list[Record], at_ms: int
     ) -> list[list[bytes]]:
-        """Return the segments of each shard; skips, rejections and receipts are written."""
+        """Write skips, rejections and receipts for the records, and return the segments for each shard."""
         collector = batch_collect.Collector(
             known, parsing.Layout(), shards=shards.COUNT, now_ms=at_ms, immediate_flush_s=shards.PASS_THROUGH_S
         )
@@ -314,7 +314,7 @@ class Platform:
                 self._note_ended(rows)
 
     def _note_ended(self, rows: list[topic_rows.TopicRow]) -> None:
-        """Record the deliveries that a fast lane has ended. The lane must not end one of them again."""
+        """Record the deliveries that a fast lane has ended. A fast lane must end each delivery only once."""
         found = completed_work.FastLaneLog()
         readers = found.readers(worker.TOPICS)
         for row in rows:

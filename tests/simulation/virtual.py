@@ -1,6 +1,6 @@
 """An event loop with virtual time: when no callback is ready, it jumps to the next timer. Weeks pass in seconds.
 
-It does no I/O. If all tasks wait and there is no timer, it reports a deadlock.
+The loop does no I/O. If all tasks wait and there is no timer, the loop reports a deadlock.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ class Customer:
 
     endpoint: Endpoint
     moods: list[tuple[float, Mood]]
-    """Moods with their ends; after the last one the endpoint is healthy."""
+    """Each mood with the time at which it ends. After the last mood the endpoint is healthy."""
     accepted: list[tuple[float, str]] = field(default_factory=list)
-    """When an event was accepted, and its id."""
+    """Time and id of each accepted event."""
     asked: int = 0
     under_way: int = 0
     most_under_way: int = 0

@@ -22,7 +22,7 @@ def answer_schema(document: dict[str, Any], route: Route, status: int) -> dict[s
 
 
 def require_fit(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
-    """Raise jsonschema.ValidationError if a value violates a schema of the document, or has a field that it does not list."""
+    """Raise jsonschema.ValidationError if a value violates a schema of the document, or has a field that the schema lacks."""
     components = {"schemas": {name: _closed(known) for name, known in document["components"]["schemas"].items()}}
     jsonschema.Draft202012Validator(schema | {"components": components}).validate(value)
 

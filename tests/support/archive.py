@@ -123,9 +123,9 @@ def taken_letters(
 
 
 def end_session_after(statements, dying, other):
-    """Make the connection `other` end the session `dying` before its next statement, once `statements` have run.
+    """Let `dying` execute `statements` statements. Before the next statement of `dying`, `other` ends the session of `dying`.
 
-    Return a function that says whether the session was ended.
+    `dying` and `other` are connections. Return a function that returns True once the session was ended.
     """
     left, execute = statements, dying.execute
 

@@ -38,7 +38,7 @@ def routing_task(tools, source, chunks, direct_from, number=0):
 
 @dataclass(frozen=True)
 class MadeRecords:
-    """Makes the records of ranges of PARTITIONS partitions, which have `values` in turn, again and again."""
+    """Makes the records of ranges of offsets. The `values` repeat in turn, over the records of all PARTITIONS partitions."""
 
     values: tuple[bytes, ...]
     at_ms: int = 0

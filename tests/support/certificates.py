@@ -106,7 +106,7 @@ def dsa_key() -> str:
 
 
 def rsa_client_tls(modulus_bits: int, prime_bits: int) -> Tls:
-    """Return the settings of a client certificate with a forged RSA key: its numbers have these sizes, and fit to nothing."""
+    """Return the settings of a client certificate with a forged RSA key: numbers of these sizes that make no key."""
     modulus, prime = (1 << modulus_bits) - 1, (1 << prime_bits) - 1
     authority_key = authority().private_key
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "forged")])
@@ -156,7 +156,7 @@ def authority(name: str = "authority") -> Certified:
 
 
 def keystore(folder: Path, certified: Certified) -> Path:
-    """Write a private key and its certificate to a file in `folder`, which is named after the certificate's subject."""
+    """Write a private key and its certificate to one file in `folder`. The certificate's subject names the file."""
     [name] = certified.certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     path = folder / f"{name.value}.pem"
     path.write_text(certified.key + certified.pem)

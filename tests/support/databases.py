@@ -27,7 +27,7 @@ def create_migrated(server: local_postgres.EmbeddedPostgres, name: str) -> str:
 
 
 def drop(server: local_postgres.EmbeddedPostgres, name: str) -> None:
-    """Delete a database, also if a process is still connected to it. Otherwise a test run would fill gigabytes."""
+    """Delete a database, also if a process is still connected to it. Without deletions a test run would fill gigabytes."""
     with psycopg.connect(server.url_of("postgres"), autocommit=True) as connection:
         connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 

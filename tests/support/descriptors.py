@@ -7,7 +7,8 @@ import pathlib
 def held():
     """Return each open descriptor as its number and its target.
 
-    Those below /proc are left out: the thread that measures the tests' CPU (tests/budget.py) opens and closes them at any time.
+    Descriptors of files below /proc are left out: the thread that measures the tests' CPU (tests/budget.py) opens and closes
+    such files at any time.
     """
     found = set()
     for entry in pathlib.Path("/proc/self/fd").iterdir():
@@ -17,5 +18,5 @@ def held():
 
 
 def files():
-    """Return the open files among them: clients of Kafka that other tests leave open sockets and pipes at any time."""
+    """Return held descriptors of files only, because Kafka clients of earlier tests open sockets and pipes at any time."""
     return {(number, target) for number, target in held() if target.startswith("/")}

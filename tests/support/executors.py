@@ -1,6 +1,6 @@
-"""A fake of Spark's executors that come and go, and the contract of the fake and of Spark.
+"""A fake of Spark's executors that come and go, and the contract that the fake and Spark both keep.
 
-`python -m tests.support.executors FOLDER` checks Spark's executors by the contract, on a standalone cluster of this machine.
+`python -m tests.support.executors FOLDER` checks that Spark keeps the contract, on a standalone cluster of this machine.
 """
 
 import os

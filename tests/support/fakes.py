@@ -48,7 +48,7 @@ class PassingClock(Clock):
     """A clock that jumps to the next timer when the event loop has nothing to do."""
 
     def install(self) -> None:
-        """Replace the running loop's timers and time. By the real time, a timer of 1 ms ends while a slow test runs."""
+        """Replace the running loop's timers and time. In real time, a timer of 1 ms could end while a slow test runs."""
         loop = asyncio.get_running_loop()
         timers: list[tuple[float, int, asyncio.Handle]] = []
         numbers = itertools.count()

@@ -43,7 +43,7 @@ _POSITIVE = {
     '{"cidr": "10.0.0.0/24"}': ('"10.0.0.255"', '"10.0.1.0"', (*_NO_TEXT, _TEXT, '"10.0.0.256"', '""')),
     '{"cidr": "2001:db8::/32"}': ('"2001:0DB8:0:0:0:0:0:1"', '"2001:db9::1"', (*_NO_TEXT, _TEXT, '"10.0.0.1"')),
 }
-"""Alternative → a value that matches, one that does not, and values of other kinds. None of these matches."""
+"""Alternative → a value that matches, a value that does not, and values of other kinds, none of which matches."""
 _NEGATIVE = {
     '{"anything-but": "open"}': ('"Open"', '"open"', _NO_TEXT),
     '{"anything-but": ""}': ('"x"', '""', _NO_TEXT),
@@ -60,7 +60,7 @@ _NEGATIVE = {
     '{"anything-but": {"wildcard": ""}}': ('"x"', '""', _NO_TEXT),
     '{"anything-but": {"wildcard": ["*.jar", "*.class"]}}': ('"a.py"', '"a.class"', _NO_TEXT),
 }
-"""The same for `anything-but`: the values of other kinds match."""
+"""Like _POSITIVE, for `anything-but`: all values of other kinds match."""
 
 
 def cases() -> Iterator[tuple[str, str, bool]]:
@@ -89,7 +89,7 @@ OPERANDS = (
     '[">", 0, "<", 7]', '[">", 0, ">", 0]', '[">", 0, "<"]', '["=", "7"]', '["!=", 7]', '"10.0.0.0/8"', '"10.0.0.0"',
     '"10.0.0/8"', '"x::/64"', '"10.0.0.0/64x"', '"a**b"',
 )  # fmt: skip
-"""Operands of every operator. The table below has those that the operator accepts."""
+"""Operands that are tried with every operator. _ACCEPTED has the operands that each operator accepts."""
 _TEXTS = {'"a"', '""', '"10.0.0.0/8"', '"10.0.0.0"', '"10.0.0/8"', '"x::/64"', '"10.0.0.0/64x"', '"a**b"'}
 _LISTS = {'["a"]', '["a", "b"]', '["=", "7"]'}
 _ACCEPTED = {
@@ -116,11 +116,11 @@ _EXCLUDED = {
     "exists": set(),
     "anything-but": set(),
 }
-"""The same inside `anything-but`."""
+"""Like _ACCEPTED, for operators inside `anything-but`."""
 
 
 def compilations() -> Iterator[tuple[str, bool]]:
-    """Yield an alternative, and whether a filter may have it."""
+    """Yield each alternative to compile, and True if a filter may have the alternative."""
     for name, accepted in _ACCEPTED.items():
         for operand in OPERANDS:
             yield f'{{"{name}": {operand}}}', operand in accepted

@@ -16,12 +16,12 @@ from tests.support.reading import ROOT
 PAGE = (ROOT / "docs" / "filters.md").read_text()
 CODE = re.compile(r"`([^`]+)`")
 OF_THE_SERVICE = "(the service, not event-ruler)"
-"""Marks a verdict of EventBridge that its service has, and event-ruler has not."""
+"""Marks a verdict that the service EventBridge gives, and its library event-ruler does not."""
 _VERDICTS = {"matches": True, "does not match": False, "refuses the filter": None}
 
 
 def rows(heading: list[str]) -> list[list[str]]:
-    """Return the cells of the rows of all tables with this heading: its first columns, as written."""
+    """Return the rows of all tables whose heading has exactly these columns. A row is the list of its cells, as written."""
     found = []
     for table in re.findall(r"(?:^\|.*\n)+", PAGE, re.MULTILINE):
         head, _, *body = [re.split(r"\s*\|\s*", line)[1:-1] for line in table.splitlines()]
@@ -38,7 +38,7 @@ def code(cell: str) -> str:
 
 
 def events_with(cell: str) -> list[str]:
-    """Return an event for each value in a cell: its field `x` has the value. For the word `missing`, it has no field."""
+    """Return an event for each value in a cell, with this value in the field `x`. For the word `missing`, return `{}`."""
     events = [f'{{"x": {value}}}' for value in CODE.findall(cell)]
     return events + ["{}"] * CODE.sub("", cell).split().count("missing")
 
@@ -52,7 +52,7 @@ def differences() -> list[list[str]]:
 
 
 def cases() -> list[tuple[str, str]]:
-    """Return each filter of the tables beside each event with which they show it. The table of differences is left out."""
+    """Return (filter, event) for each filter in the tables and each of its events. The table of differences is left out."""
     found = []
     for alternative, *cells in alternatives():
         found += [(f'{{"x": [{code(alternative)}]}}', event) for cell in cells for event in events_with(cell)]
@@ -74,7 +74,7 @@ def said(cell: str) -> bool | None:
 def verdict(pattern: str, event: str) -> bool | None:
     """Return the verdict of our matcher on a filter and an event as JSON. None: the filter is refused.
 
-    The event is parsed as in the job. The index may have no other verdict: it keeps every filter that matches.
+    The event is parsed as in the job. Also assert that the index keeps the filter as a candidate if the filter matches.
     """
     wanted, document = json.loads(pattern), orjson.loads(event)
     try:

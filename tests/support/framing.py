@@ -19,7 +19,7 @@ FORMATS = decoder.Formats(access=registry_client.Access(url="http://registry.exa
 
 
 class Reader:
-    """Schemas by their ids. While `is_away`, no schema can be read. Those in `unusable` cannot be read, although others can."""
+    """Schemas by their ids. While `is_away`, no schema can be read. A schema in `unusable` can never be read."""
 
     def __init__(self, *known: schemas.Schema) -> None:
         self.known = dict(enumerate(known, start=1))

@@ -1,18 +1,19 @@
 """Archive the state of one version of the platform, so that tests can start later versions on this state.
 
-An archive is of a job that was stopped gracefully while deliveries waited in both lanes with state. It has the checkpoint,
-all records of the job's topics, its registry, and the requests that the same version made after a restart.
+An archive is of a job that was stopped gracefully while deliveries waited in both lanes with state. An archive has the
+checkpoint, all records of the job's topics, the registry, and the requests that the same version made after a restart.
 tests/e2e/test_upgrade.py restores each archive of tests/e2e/data and starts the present code on it instead.
 
 Make an archive of each version that is released, and before any stored format changes (delivery.webhooks.state.versioning).
-It takes three minutes, a checkout of the version with its jars (`fanout prepare`), and dependencies that suit both:
+Making an archive takes three minutes, a checkout of the version with its jars (`fanout prepare`), and dependencies that suit
+both the checkout and this code:
 
     python -m tests.support.golden path/of/the/checkout tests/e2e/data/retry-index-2.zip
 
-`retry-index-2` is of 552de431, the last version before the modules moved into folders (2026-11-25). That version wrote the
-retry lane's index in format 2, as later versions do. Most of its modules, and many of its classes, had other names.
+`retry-index-2` was made by 552de431, the last version before the modules moved into folders (2026-11-25). That version wrote
+the retry lane's index in format 2, as later versions do. Most of its modules, and many of its classes, had other names.
 
-`retry-index-1` is of 30c0696, before the first release. That version wrote the retry lane's index in format
+`retry-index-1` was made by 30c0696, before the first release. That version wrote the retry lane's index in format
 1, had no background attempts and no replays, and passed rows of results through the state.
 """
 
@@ -45,7 +46,7 @@ from tests.e2e.conftest import SECRET, Platform, assert_eventually, metric
 
 NAME = "golden"
 LEFT = "left.json"
-"""In the archive, what is no file of the checkpoint."""
+"""File in the archive with the topics, the registry and the requests. All other files are the checkpoint."""
 SHARDS = {"batch": {"shards": 2}, "retry": {"shards": 2}}
 WAITS = 3
 """Events of each endpoint."""
@@ -84,7 +85,7 @@ class Golden:
         """Requests of the archived version after its restart."""
 
     def restore(self, platform: Platform) -> None:
-        """Write the same records at the same offsets of the topics, and unpack the checkpoint."""
+        """Write the archived records to the topics, at the same offsets as before, and unpack the checkpoint."""
         with zipfile.ZipFile(self._path) as archive:
             archive.extractall(platform.folder, [name for name in archive.namelist() if name != LEFT])
         kafka = platform.config.kafka

@@ -1,4 +1,4 @@
-"""Ask a job to stop whose lane waits for an executor that never comes. It must end, and say why.
+"""Stop a job whose lane waits for an executor that never comes. The job must end, and say why.
 
 `python -m tests.support.no_executors` is a process of its own, because the tests' Spark has no separate executors.
 """
@@ -16,7 +16,7 @@ from delivery.stages.tasks import task_context
 
 
 class Lane:
-    """A lane that first warms up its workers, as the direct lane does. The stop comes before."""
+    """A lane that begins with a Spark job on its workers, as the direct lane does. The stop comes just before that job."""
 
     def __init__(self, spark, stop):
         self._spark, self._stop = spark, stop

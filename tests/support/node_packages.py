@@ -1,8 +1,9 @@
 """Install Node.js and the packages of node/package-lock.json into a folder outside the tree: linters,
 a provider of tokens and a Kafka client.
 
-The machine needs the registries of Python's and npm's packages the first time only: the folder's name has a digest of both
-locks. Both locks have a hash of each package. No script of a package runs.
+The machine needs the registries of Python's and npm's packages the first time only: the folder's name has a digest of node.txt,
+package.json and package-lock.json. The locks node.txt and package-lock.json have a hash of each package. No script of a package
+runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ QUIET = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true"}
 
 
 def installed() -> Path:
-    """Return the folder with Node.js and the packages. Install both if they are missing; raise CalledProcessError."""
+    """Return the folder with Node.js and the packages. Install both if missing; raise CalledProcessError if that fails."""
     digest = hashlib.sha256(b"".join(lock.read_bytes() for lock in LOCKS)).hexdigest()
     folder = CACHE / f"node-packages-{digest[:16]}"
     if folder.is_dir():

@@ -18,7 +18,7 @@ KEYS = "/keys"
 class Provider(ThreadServer):
     """The provider.
 
-    `discovered` replaces fields of the discovery document, and `answer` makes another answer to each request.
+    `discovered` replaces fields of the discovery document. `answer`, if it is set, makes the answer to every request.
     """
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:

@@ -1,7 +1,7 @@
 """Read the event patterns that LocalStack has published, each with an event and the verdict of the service EventBridge.
 
-The files are not part of this repository: their licence and text are LocalStack's. The environment variable of this module
-names the folder with them.
+The files are not part of this repository: their licence and text are LocalStack's. The environment variable in VARIABLE names
+the folder with the files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MISSING = (
 )
 _TEXT = r'("(?:[^"\\]|\\.)*")'
 _VERDICTS = {"_NEG": False, "_EXC": None}
-"""End of a file's name → verdict. None: the service refuses the pattern."""
+"""End of a file's name → verdict. None: the service refuses the pattern. With any other end, the pattern matches."""
 
 
 def cases() -> dict[str, tuple[str, str, bool | None]]:

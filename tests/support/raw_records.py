@@ -1,4 +1,4 @@
-"""Write records to Kafka byte by byte, as clients may that check less than the usual ones.
+"""Write records to Kafka byte by byte, as a client may do that checks less than the usual clients.
 
 Source: "Kafka protocol guide" (Produce, version 3) and "Record Batch" in Kafka's documentation; RFC 3720, B.4 (CRC-32C).
 """

@@ -14,7 +14,7 @@ def blocks(path, language):
 
 
 def registering():
-    """Return the document with every field. Certificates replace the dots of the example."""
+    """Return the manifest in docs/registering.md, which has every field. Real PEM replaces the dots of the example."""
     [example] = blocks("docs/registering.md", "yaml")
     for kind, pem in (("CERTIFICATE", certificates.issue("client").pem), ("PRIVATE KEY", certificates.issue("client").key)):
         dots = rf"( +)-----BEGIN {kind}-----\n +…\n +-----END {kind}-----\n"

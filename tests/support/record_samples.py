@@ -1,8 +1,8 @@
 """Results of a lane, drawn by a seed. Tests compare their records with records of an earlier version.
 
-`records.json.gz` of tests/unit/webhooks/results/data has the records that the code of 308613d wrote of `results(seed)` for each
-seed of SEEDS: topic, key and value. The bytes in topics are not to change, so this file is never made
-again. New fields get samples of their own.
+`records.json.gz` in tests/unit/webhooks/results/data has topic, key and value of the records that commit 308613d wrote for
+`results(seed)`, for each seed in SEEDS. The bytes in topics must not change, so the file is never made again. New fields get
+samples of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A relay between a client and a server that can lose packets.
+"""Connect a client with a server by a relay that can lose packets.
 
 The sockets of the relay are real. The kernel drops a lost packet before TCP sees it: nobody acknowledges it, as when a cable is
 pulled or a firewall forgets a connection (`SO_ATTACH_FILTER`, socket(7)).

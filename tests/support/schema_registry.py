@@ -1,8 +1,8 @@
 """A schema registry on a port of this machine: the part of Confluent's API that serializers and readers use.
 
-It keeps what is registered, and answers with the error codes of the original. As the original does, it returns descriptors for
-Protobuf only with `format=serialized`, and refuses a version of an Avro schema that cannot read values of the version before.
-It checks this by one value. It checks no compatibility of other schemas, and none of schemas with references.
+It keeps registered schemas, and answers with the error codes of Confluent's registry. Like Confluent's, it returns descriptors
+for Protobuf only with `format=serialized`, and refuses an Avro schema that cannot read values of the previous version. It tries
+this with one generated value. Other schemas, and schemas with references, are not checked for compatibility.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def samples() -> dict[str, Sample]:
 
 
 def stored() -> dict[str, dict[str, bytes]]:
-    """Return the bytes of the samples in each form that they had: by the name of the file, oldest first, and of the sample."""
+    """Return the stored bytes of the samples in each form that they had: file name (oldest first) → sample name → bytes."""
     files = sorted(FOLDER.glob("stored-*.json"), key=lambda file: file.stem)
     return {
         file.stem: {name: base64.b64decode(text) for name, text in orjson.loads(file.read_bytes()).items()} for file in files

@@ -12,11 +12,11 @@ from joserfc import jwk, jws, jwt
 AUDIENCE = "fanout"
 ADMINS = "fanout-admins"
 CANARY = "canary-of-a-token"
-"""A claim of each token. Whoever logs or answers with a token shows it, in base64."""
+"""Value of a claim in each token. A log or answer that leaks a token has this text in base64, so tests find the leak."""
 
 
 class Issuer:
-    """Signs tokens with keys that it names."""
+    """Signs tokens with its keys. Each key has a name, the `kid`."""
 
     def __init__(self, url: str = "https://login.example.com") -> None:
         self.url = url

@@ -73,7 +73,7 @@ def _described(line: _Line, sizes: Sequence[MeasuredSize], roles: Sequence[str],
 def us_per_delivery(cores: Mapping[str, float], per_s: float) -> dict[str, float]:
     """Return the CPU microseconds of one delivery by process, idle CPU included; empty if nothing was delivered.
 
-    `total` adds those of the processes in PLATFORM.
+    `total` is the sum over the processes in PLATFORM.
     """
     if not per_s:
         return {}

@@ -21,11 +21,11 @@ from load_tests.scenarios.at_scale.sampling import Sample, Sampler
 TICKS_PER_S = 10
 """Portions a second in which events are published."""
 FEW = 500
-"""Undelivered events that each bound permits in addition to its seconds of the rate. At a small rate, they are less than a
-micro-batch."""
+"""Undelivered events that each bound permits in addition to the events that are published in its seconds. At a small rate, a
+bound of some seconds alone is less than the events of one micro-batch."""
 MAY_GROW_S = 1.0
-"""Largest growth of the undelivered events, from first to last third of a phase, at which the rate counts as carried. It is in
-seconds of the rate, and FEW events come in addition."""
+"""Largest growth of the undelivered events, from the first to the last third of a phase, at which the rate counts as carried.
+The bound is the number of events that are published in these seconds, plus FEW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

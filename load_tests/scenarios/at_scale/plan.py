@@ -26,14 +26,14 @@ class MissionShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPhase:
-    """A time at one rate, after a ramp from the rate before."""
+    """A period at one rate, after a ramp from the previous phase's rate."""
 
     name: str
     seconds: int
     factor: float = 1.0
     """Rate of the phase, as a multiple of the scenario's `per_s`."""
     ramp_s: float = 0.0
-    """Seconds in which the rate moves linearly from the previous phase's rate to this phase's. They are part of `seconds`."""
+    """Seconds of the linear ramp from the previous phase's rate to the rate of this phase. The ramp is part of `seconds`."""
     hot: float = 0.0
     """Share of the events that the hot tenant has in addition to its share by Zipf's law."""
     is_disturbed: bool = False
@@ -55,7 +55,7 @@ class Capacity:
     smallest_share: float = 1 / 1024
     """The smallest share that is tried."""
     overload_s: float = 4.0
-    """Undelivered events, in seconds of the rate, above which a share is not carried. Waiting batches have some 1.5 s."""
+    """Undelivered events, in seconds of the rate, above which a share is not carried. Pending batches have some 1.5 s."""
     settling_overload_s: float = 12.0
     """`overload_s` in the time before the measurement of a share. The first micro-batches of a lane take up to 12 s."""
     publisher_late_s: float = 2.0

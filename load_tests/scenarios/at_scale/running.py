@@ -1,9 +1,9 @@
 """Run a scenario on a platform of its own, and return its figures with the verdicts of its bounds.
 
 1. The registry and the topics are made, the job starts, and some events warm it up.
-2. The phases run one after another. A scenario with `capacity` instead tries a rate, its half, and so on. It stops after
-   enough carried rates, after the smallest rate, or when a backlog does not drain. The machine carries a rate if the backlog
-   does not keep growing.
+2. The phases run one after another. A scenario with `capacity` instead tries a rate, its half, and so on. The search stops
+   after enough carried rates, after the smallest rate, or when a backlog does not drain. The machine carries a rate if the
+   backlog does not keep growing.
 3. All events must arrive. Then the topics and the receiver are compared, event by event.
 """
 
@@ -24,8 +24,7 @@ from load_tests.scenarios.at_scale.sampling import Sample, Sampler
 SPARE = 100
 """Number of spare endpoints, and of their subscriptions, in scenarios that change the registry."""
 SAMPLES = 900
-"""Number of regular samples of a run whose phases last longer than this many seconds together. Any other run has a sample a
-second."""
+"""Number of regular samples of a run whose phases take more than 900 s together. A shorter run has one sample a second."""
 WARM_UP_S = 300
 """Seconds within which the events of the warm-up must arrive."""
 RECOVERED = 1.5
@@ -128,8 +127,8 @@ def _of_phases(
 ) -> dict[str, Any]:
     """Return the figures of the runs, and `series` for the plots.
 
-    Without `capacity`, the figures are `phases`, each compared with the first, and `growth` of the last. With `capacity`, they
-    are those of `_of_sizes`.
+    Without `capacity`, the figures are `phases`, each compared with the first phase, and `growth` in the last phase. With
+    `capacity`, the figures are the result of `_of_sizes`.
     """
     due, population, samples = runner.sent.due, runner.population, runner.sampler.samples
     ages = timeline.first_ages_ms(report, len(due))
@@ -175,8 +174,10 @@ def _compare(documents: dict[str, dict[str, Any]], runs: Sequence[PhaseRun], sam
 def _of_sizes(scenario: plan.ScaleScenario, runs: Sequence[PhaseRun], documents: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return `sizes`, the figures of all tried shares by name, and four figures of the carried shares.
 
-    These are `sizes_carried`, their number; `largest_share`, or 0 without one; `worst`, with the highest `direct_p99_ms`; and
-    `cost_model`.
+    1. `sizes_carried` is the number of carried shares.
+    2. `largest_share` is the largest carried share; 0 if none is carried.
+    3. `worst` has the highest `direct_p99_ms` of all carried shares.
+    4. `cost_model` has the CPU of each process, fitted over the carried shares.
     """
     carried = [run for run in runs if run.is_carried]
     sizes = [cost_model.MeasuredSize(per_s=run.per_s, cores=run.cores) for run in carried]

@@ -29,7 +29,7 @@ class Sample:
     lag: Mapping[str, float] = field(default_factory=dict)
     """By lane: records that no committed micro-batch has handled. Empty if the job did not answer."""
     revision: float = 0.0
-    """Revision of the registry by which the job routes. If the job did not answer, that of the sample before."""
+    """Revision of the registry by which the job routes. If the job did not answer, the revision of the previous sample."""
     memory_mb: Mapping[str, float] = field(default_factory=dict)
     """Resident size in MB by process."""
     files: Mapping[str, int] = field(default_factory=dict)
