@@ -56,7 +56,7 @@ class PostgresReader:
 
     @property
     def losses(self) -> int:
-        """How often a look-up found that Postgres had lost commits that an earlier answer had."""
+        """Return the number of look-ups that found lost commits. Postgres had returned these commits in an earlier answer."""
         return self._losses
 
     def candidates(self, event_type: str, tenant_id: TenantId | None, since: Revision | None = None) -> Snapshot:

@@ -151,7 +151,7 @@ class LookupRegistry:
         self._newest_read = Revision(0)
         """Newest revision that `reader` has returned."""
         self._forgotten = 0
-        """How often all answers were forgotten."""
+        """Number of times that this registry has forgotten all its answers. `_look_up` counts them."""
 
     @property
     def revision(self) -> Revision:
