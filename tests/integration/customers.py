@@ -52,7 +52,7 @@ class Customers:
         app.router.add_post("/{name:.*}", self.answer)
         runner = web.AppRunner(app, auto_decompress=False, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()  # 200 connections may come at once
         return runner
 
 
