@@ -157,11 +157,11 @@ def _translated(kafka: KafkaSettings) -> Iterator[None]:
 
 
 def _refusal(kafka: KafkaSettings, text: str, *, takes_text: bool = True) -> str:
-    """Return the message for the operator. `text` is the message of the error that the client raised.
+    """Return the operator's message about options that the Kafka client refused. `text` is the text of the client's error.
 
-    The message names the configured options that occur in `text`. If `kafka.librdkafka_options` sets some of these options, the
-    message names only those. The message has no values of options, except the path of an unusable file in FILES. `takes_text`
-    False: the option takes a function or a table, which no setting can be.
+    The message names each configured option that occurs in `text`. If some of them are set by `kafka.librdkafka_options`, the
+    message names only these. The message has no values of options, except the path of an unusable file in FILES. `takes_text`
+    is False if the client wants a function or a table, which a setting cannot be.
     """
     named = [name for name in for_librdkafka(kafka) if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", text)]
     if text.startswith("No such configuration property"):

@@ -49,7 +49,7 @@ def plan_of(config: settings.Settings) -> worker_plan.Plan:
             unlimited_hosts=tuple(name.lower().rstrip(".") for name in lane.unlimited_hosts),
         ),
         quick_retry=backoff.QuickRetry(
-            max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s, max_wait_s=lane.lane_deadline_s
+            max_attempts=lane.max_attempts, first_wait_s=lane.retry_wait_s, max_retry_after_s=lane.lane_deadline_s
         ),
         attempt_timeout_s=lane.attempt_timeout_s,
         max_retry_after_s=lane.max_retry_after_s,

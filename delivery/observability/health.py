@@ -23,6 +23,8 @@ SOURCE_AWAY = (
     "kafka.bootstrap_servers"
 )
 """Reason in the answer of `/readyz` while Kafka does not answer."""
+QUERY_ENDED = "the lane's query has ended, and the lane's records wait in Kafka: restart the process; the log names the cause"
+"""Reason in the answers of `/healthz` and `/readyz` when a query has ended by itself."""
 
 
 class QueryPhase(enum.StrEnum):
@@ -81,10 +83,7 @@ def liveness(facts: Facts, stalled_after_s: float) -> ProbeAnswer:
     3. Anything else: ok.
     """
     if facts.phase is QueryPhase.ENDED:
-        problem = (
-            "the lane's query has ended, and the lane's records wait in Kafka: restart the process; the log names the cause"
-        )
-        return ProbeAnswer(ok=False, reason=problem)
+        return ProbeAnswer(ok=False, reason=QUERY_ENDED)
     if should_progress(facts) and facts.stalled_s > stalled_after_s:
         problem = f"{facts.phase}, and nothing has been committed for {facts.stalled_s:.0f} s: work waits. Restart the process"
         return ProbeAnswer(ok=False, reason=problem)
@@ -100,6 +99,8 @@ def readiness(facts: Facts) -> ProbeAnswer:
         return ProbeAnswer(ok=False, reason=f"paused: {facts.pause_reason}")
     if facts.phase is QueryPhase.RUNNING and not facts.is_source_up:
         return ProbeAnswer(ok=False, reason=SOURCE_AWAY)
+    if facts.phase is QueryPhase.ENDED:
+        return ProbeAnswer(ok=False, reason=QUERY_ENDED)
     return ProbeAnswer(ok=facts.phase is QueryPhase.RUNNING, reason=facts.phase.value)
 
 

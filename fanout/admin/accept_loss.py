@@ -51,11 +51,11 @@ class _Move(NamedTuple):
 def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
     """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints past them.
 
-    With `is_dry` nothing is changed. Without `is_dry`, the function first does the same as the start of the job: the positions
-    of paused topics move back into the checkpoints. Positions of topics that `source.topic_pattern` no longer matches move out
-    of the checkpoints, and positions of topics that the pattern matches again move back. A checkpoint moves past a loss only
-    after the audit entry about this loss. After a crash between the entry and the move, the next run finds and audits the loss
-    again.
+    With `is_dry` nothing is changed. Otherwise the function takes three steps:
+    1. It corrects the checkpoints as the start of a job does. The positions of paused topics come back, and so do those of
+       topics that `source.topic_pattern` matches again. Positions of topics that the pattern no longer matches leave.
+    2. It writes each loss to the audit log.
+    3. It moves the checkpoints past the losses. After a crash between steps 2 and 3, the next run audits the losses again.
 
     Raise CheckpointInUse if a job runs one of the lanes. Raise LaneFailed if a lane has started a micro-batch and committed
     none, or if its checkpoint is damaged. Raise SettingsError if the checkpoint cannot be written. Raise LeaseRefused if the

@@ -256,9 +256,9 @@ class Seen:
     """True after an attempt that the endpoint answered with 2xx."""
 
     def add(self, value: bytes) -> None:
-        """Add all entries of a record of the delivery log: `value` must be a record about the test's endpoint.
+        """Append a text to `words` for each entry of a record of the delivery log; for an unreadable one `unreadable record`.
 
-        An unreadable record adds `unreadable record`.
+        `value` must be a record about the test's endpoint.
         """
         try:
             record = log_records.decode(value)

@@ -102,7 +102,8 @@ WITHOUT_SETTINGS = "fanout.without_settings"
 def settings_of(context: typer.Context) -> settings.Settings:
     """Read the settings of a command, configure logging with them, and return them.
 
-    If there are no settings, store a hint in the context. `fanout` shows the hint below an error that may be due to it.
+    If there are no settings, store a hint in the context. `fanout` shows the hint below an error that missing settings may
+    cause.
     """
     loaded = settings_loader.read(os.environ, context.obj)
     if context.obj is None and settings_loader.finds_nothing(os.environ):
@@ -130,7 +131,7 @@ class JsonLines:
     def write(self, line: bytes) -> None:
         """Print one JSON line, which ends with a newline."""
         sys.stdout.write(safe_text.json(line.decode()))
-        sys.stdout.flush()  # a pipe would get the line with the next ones, perhaps never
+        sys.stdout.flush()  # without this, a pipe gets the line only together with later lines, and there may be none
 
 
 def say(text: str) -> None:

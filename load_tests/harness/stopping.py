@@ -17,5 +17,5 @@ def exit_in_order(_number: int, _frame: FrameType | None) -> None:
 
 
 def install() -> None:
-    """Handle SIGTERM from now on. Called once, in the main thread."""
+    """Let SIGTERM stop the load test and its processes in order, by `exit_in_order`. Called once, in the main thread."""
     signal.signal(signal.SIGTERM, exit_in_order)

@@ -200,8 +200,9 @@ def translated_errors() -> Iterator[None]:
         ) from exc
     except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable) as exc:
         raise errors.RegistryUnavailable(
-            "another transaction changed the same rows meanwhile, or locks them or their table. This transaction was rolled "
-            "back: try again. If that fails again, end the long transaction that `select * from pg_stat_activity` shows"
+            "another transaction changed or locked the same rows or their table, and this transaction was rolled back "
+            f"({_said(exc.diag.message_primary)}): try again. If that fails again, look for a long transaction in "
+            "the view pg_stat_activity, and end it"
         ) from exc
     except psycopg.errors.ReadOnlySqlTransaction as exc:
         raise errors.RegistryUnavailable(
@@ -244,7 +245,7 @@ def _reason(exc: psycopg.Error) -> str:
 
 @contextlib.contextmanager
 def _changed_tables_noticed() -> Iterator[None]:
-    """Raise RegistryUnavailable for a prepared statement whose columns have changed."""
+    """Translate Postgres's error about a prepared statement with changed result columns into RegistryUnavailable."""
     try:
         yield
     except psycopg.errors.FeatureNotSupported as exc:

@@ -73,12 +73,12 @@ class KeyRing:
             )
         return cls(keys, active)
 
-    def seal(self, secret: Secret, place: SecretRow) -> bytes:
+    def seal(self, secret: Secret, row: SecretRow) -> bytes:
         """Return the secret sealed for its row with the active key."""
         nonce = os.urandom(NONCE_BYTES)
-        return VERSION + nonce + self._ciphers[self.active].encrypt(nonce, secret.reveal(), place.associated_data())
+        return VERSION + nonce + self._ciphers[self.active].encrypt(nonce, secret.reveal(), row.associated_data())
 
-    def open(self, key_id: str, sealed: bytes, place: SecretRow) -> Secret:
+    def open(self, key_id: str, sealed: bytes, row: SecretRow) -> Secret:
         """Return the secret; raise SealError if the key is missing or differs, or the bytes are of another row or format."""
         cipher = self._ciphers.get(key_id)
         if cipher is None:
@@ -92,7 +92,7 @@ class KeyRing:
             )
         nonce, ciphertext = sealed[1 : 1 + NONCE_BYTES], sealed[1 + NONCE_BYTES :]
         try:
-            return Secret(cipher.decrypt(nonce, ciphertext, place.associated_data()))
+            return Secret(cipher.decrypt(nonce, ciphertext, row.associated_data()))
         except (InvalidTag, ValueError):  # ValueError: truncated within the nonce
             raise errors.SealError(
                 f"a secret cannot be opened with key {key_id}, so it was not used: the key differs from the one that sealed "
@@ -101,9 +101,9 @@ class KeyRing:
 
 
 def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
-    """Raise SettingsError if, for one of the key ids in the registry, the key ring opens none of the sampled secrets.
+    """Take a sample of up to ten secrets of each key id. Raise SettingsError if the key ring opens no secret of one sample.
 
-    A sample has up to ten secrets of each key id. Called before the job reads or the API uses the registry, and by commands
+    Called before the job reads or the API uses the registry, and by commands
     that seal new secrets, such as `fanout apply`. Later, a secret that does not open quarantines its endpoint. Without this
     check, a wrong key ring would quarantine every endpoint.
     """
@@ -116,7 +116,7 @@ def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
 
 
 def _misfits(connection: connect.Connection, ring: KeyRing) -> list[str]:
-    """Return the ids of keys of which the ring opens no secret of the sample."""
+    """Return the ids of the keys whose sampled secrets the ring cannot open, not even one of them."""
     opens: dict[str, bool] = {}
     for row in connection.execute(query("sealed_samples")):
         with contextlib.suppress(errors.SealError):
@@ -135,9 +135,9 @@ def ids_in_use(connection: connect.Connection) -> frozenset[str]:
 def rotate(connection: connect.Connection, ring: KeyRing) -> int:
     """Re-seal, with the active key, every secret that another key has sealed; return their number.
 
-    Safe to repeat and to interrupt. A secret that does not open stays unchanged. SealError reports the number of such secrets
-    and the first one, after all other secrets are re-sealed. Raise SettingsError, and change nothing, if secrets were sealed by
-    another key with the id of the active key: one id would stand for two keys.
+    Safe to repeat and to interrupt. A secret that does not open stays unchanged. The function then re-seals all other secrets,
+    and raises SealError with the number of such secrets and the first of them. Raise SettingsError, and change nothing, if
+    secrets were sealed by another key with the id of the active key: one id would stand for two keys.
     """
     count, last = 0, uuid.UUID(int=0)
     faults: list[str] = []

@@ -165,9 +165,9 @@ def read_tenants(connection: connect.Connection, tenant_ids: Collection[TenantId
 
 
 def read_routes(connection: connect.Connection, endpoint_id: EndpointId) -> Snapshot:
-    """Return all tenants, and an endpoint, if it is registered, with its subscriptions, from one consistent read.
+    """Return all tenants, one endpoint and its subscriptions, from one consistent read.
 
-    The endpoint has the fields for routing only, without secrets.
+    An endpoint that is not registered is left out. The endpoint has the fields for routing only, without secrets.
     """
     with connect.consistent_read(connection):
         [found] = connection.execute(query("routes_to_endpoint"), {"endpoint_id": endpoint_id}).fetchall()

@@ -112,7 +112,7 @@ def read(_):
 
 task = deliver_events.DeliverAssignment(assignments=[()], tools=tools, source=here.registry(url), read=read)
 with contextlib.suppress(errors.Orphaned):  # it is not raised if the last attempts end before the worker looks for the JVM
-    task(0, ())
+    task(0)
 os._exit(0)  # as Spark's daemon ends a worker. A graceful end may crash, because the event loop's thread still runs
 """
 

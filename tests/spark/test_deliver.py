@@ -94,8 +94,7 @@ def test_the_direct_lane_uses_the_worker_processes_of_the_other_lanes(spark):
         list(batches)
         yield pa.RecordBatch.from_pylist([{"daemon": os.getppid()}])
 
-    def of_number(_, nothing):
-        list(nothing)
+    def of_number(_):
         return iter([(os.getpid(), os.getppid())])
 
     [row] = spark.range(0, 1, 1, 1).mapInArrow(of_frame, "daemon long").collect()
@@ -121,8 +120,8 @@ def test_workers_load_neither_pandas_nor_modules_of_the_driver(spark, observer, 
         read=record_reader.to(kafka_clients.for_reading(config), with_keys=False),
     )
 
-    def loaded(number, nothing):
-        assert list(deliver(number, nothing)) == []
+    def loaded(number):
+        assert list(deliver(number)) == []
         assert "confluent_kafka" in sys.modules
         return iter([name for name in ("pandas", "pydantic", "psycopg") if name in sys.modules])
 

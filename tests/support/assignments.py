@@ -19,7 +19,7 @@ def numbered(number):
 def task(tools, source, chunks):
     """Run a task of the direct lane that reads `chunks`, which are lists of records. Yield the task's Arrow batches."""
     deliver = deliver_events.DeliverAssignment(assignments=[()], tools=tools, source=source, read=lambda _: iter(chunks))
-    yield from deliver(0, ())
+    yield from deliver(0)
 
 
 def routing_task(tools, source, chunks, direct_from, number=0):

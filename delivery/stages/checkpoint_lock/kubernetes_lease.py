@@ -3,9 +3,9 @@
 Runs on the driver, and in commands that change the checkpoint, which hold the Lease like a driver. A Lease is a record at the
 API server of Kubernetes. Only the driver that the Lease names may use the checkpoint. Guarantee: a driver that cannot renew the
 Lease ends itself and its JVM RENEW_DEADLINE_S after its last successful renewal, or up to 1.5 s later (WATCH_S and
-LAST_WORDS_S). Other drivers wait for LEASE_S. Not promised: a process may be stopped for longer than RENEW_DEADLINE_S, by
-SIGSTOP or with its machine. Such a process ends only when it runs again, and may first do some milliseconds of work
-(docs/operations.md).
+LAST_WORDS_S). Another driver acquires the Lease only after it has seen no renewal for LEASE_S. Not promised: a process may be
+stopped for longer than RENEW_DEADLINE_S, by SIGSTOP or with its machine. Such a process ends only when it runs again, and may
+first do some milliseconds of work (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -45,16 +45,15 @@ class LeaseClient(Protocol):
 class Holder:
     """Acquire, renew and release the Lease for this driver, which is named `identity`.
 
-    If this driver loses the Lease, the Holder calls `kill_workers` and ends this process. `kill_workers` kills the JVM
-    without waiting. Workers whose JVM is gone begin no request, and end by themselves. `retry_s` has the meaning of
-    `election.RETRY_S`.
+    If this driver loses the Lease, the Holder calls `kill_jvm` and ends this process. `kill_jvm` kills the JVM at once. Workers
+    whose JVM is gone begin no request, and end by themselves. `retry_s` has the meaning of `election.RETRY_S`.
     """
 
     def __init__(
-        self, leases: LeaseClient, identity: str, kill_workers: Callable[[], None], *, retry_s: float = election.RETRY_S
+        self, leases: LeaseClient, identity: str, kill_jvm: Callable[[], None], *, retry_s: float = election.RETRY_S
     ) -> None:
         self._retry_s = retry_s
-        self._leases, self._identity, self._kill_workers = leases, identity, kill_workers
+        self._leases, self._identity, self._kill_jvm = leases, identity, kill_jvm
         self._observed = election.Observed(record=None, since=time.monotonic())
         self._renewed_at: float | None = None
         self._problem = ""
@@ -100,7 +99,7 @@ class Holder:
         self._released.set()
         if self._renewed_at is None:
             return
-        self._renewing.join()  # the thread's last write changes the version to release
+        self._renewing.join()  # its last write changes the version of the Lease, which `released` needs
         record = self._observed.record
         try:
             if record is not None and record.holder == self._identity:
@@ -210,7 +209,7 @@ class Holder:
 
     def _end(self) -> None:
         try:
-            self._kill_workers()
+            self._kill_jvm()
         finally:  # even if the kill failed: this process must not outlive its Lease
             os._exit(1)
 

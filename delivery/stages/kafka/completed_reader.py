@@ -107,15 +107,17 @@ def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[comp
     except Exception as exc:  # noqa: BLE001  # any failure, a missing file included: this log only prevents repeats
         log.warning(
             "not all results since the last commit could be read from the topics %s (%s). The lane continues, and deliveries "
-            "whose results were not read may be sent again, with the same webhook-id, except batches that get other events. "
-            "Check that Kafka answers, and that the job has the right to read these topics", _listed(found, work_log), exc,
+            "whose results were not read may be sent again, with the same webhook-id. A repeated batch with other events has a "
+            "new webhook-id. Check that Kafka answers, and that the job has the right to read these "
+            "topics", _listed(found, work_log), exc,
         )  # fmt: skip
     if found.unreadable:
         log.warning(
-            "%d records of the topics %s could not be read. An earlier log line, `could not be read when completed "
-            "deliveries were searched`, names the first. Their deliveries may be sent again, with the same webhook-id, except "
-            "batches that get other events. After an upgrade or downgrade of the platform there is nothing to do. Otherwise "
-            "another program writes to these topics: find it, or send the traceback to the maintainers of the platform",
+            "%d records of the topics %s could not be read. An earlier log line, `could not be read when completed deliveries "
+            "were searched`, names the first. Their deliveries may be sent again, with the same webhook-id. A repeated batch "
+            "with other events has a new webhook-id. After an upgrade or downgrade of the platform there is nothing to do. "
+            "Otherwise another program writes to these topics: find it, or send the traceback to the maintainers of the "
+            "platform",
             found.unreadable, _listed(found, work_log),
         )  # fmt: skip
     log.info(

@@ -230,11 +230,11 @@ class Unread:
         return place in self._unread
 
     def first(self) -> Place:
-        """Return the first partition that is not read, in the order of the ranges."""
+        """Return the first partition, in the order of the ranges, whose range is not read to its end."""
         return next(iter(self._unread))
 
     def next_offsets(self) -> list[TopicPartition]:
-        """Return the partitions that are not read, in the order of the ranges, each with its next offset."""
+        """Return the partitions whose range is not read to its end, in the order of the ranges, each with its next offset."""
         return [TopicPartition(*place, span[0]) for place, span in self._unread.items()]
 
     def take(self, polled: Sequence[Message]) -> list[Message]:

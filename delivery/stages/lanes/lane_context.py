@@ -48,7 +48,9 @@ class LaneContext:
     """Logs a warning when a worker's clock differs from the driver's clock."""
 
     def record(self, report: telemetry.WorkerReport) -> None:
-        """Apply a report of the workers. Called after each micro-batch; by the real-time lane ten times a second.
+        """Apply a report of the workers.
+
+        Called after each micro-batch. The real-time lane calls it ten times a second, with the reports that have arrived since.
 
         1. Our network is broken, or works again: pause or resume all lanes.
         2. A worker's clock differs from the driver's: log a warning, if none was logged recently.
@@ -81,7 +83,8 @@ def tools_of(
 ) -> task_context.Tools:
     """Return the tools for tasks with this plan that report to `observe`, and write to the Kafka of `config`.
 
-    `workers` is the number of worker processes that share the limits of a host or endpoint. None: set later, by `stamped`.
+    `workers` is the number of worker processes that share the limits of a host or endpoint. None: `Tools.stamped` sets it for
+    each micro-batch.
     """
     client = kafka_clients.for_librdkafka(config.kafka)
     return task_context.Tools(
@@ -99,15 +102,15 @@ def paused_topics_of(
 
 
 def confirm_plan(reruns: recovery.Reruns, *, is_current: bool) -> bool:
-    """Return `is_current`: True if the plan of the lane's query still fits.
+    """Return `is_current`. If it is False, the plan of the lane's query no longer fits, and the lane restarts its query.
 
     In each lane, a plan must fit the number of executors. In the direct and batch lanes it must also fit the paused topics, and
     in the batch lane the registry too.
 
-    If False, record in `reruns` that nothing of the micro-batch was sent. The lane then restarts its query with a new plan, and
-    the micro-batch runs again. A plan contains the number of executors: in the number of tasks, and in the limit of events.
-    In a lane with state, Spark also runs each shard (a key of the state) on the executor that ran it last. Spark spreads the
-    shards over new executors only with a new plan.
+    If it is False, also record in `reruns` that nothing of the micro-batch was sent. The micro-batch runs again with the new
+    plan. A plan contains the number of executors: in the number of tasks, and in the limit of events. In a lane with state,
+    Spark also runs each shard (a key of the state) on the executor that ran it last. Spark spreads the shards over new
+    executors only with a new plan.
     """
     if not is_current:
         reruns.mark_untouched()

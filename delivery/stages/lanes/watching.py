@@ -23,7 +23,7 @@ LOOK_EVERY_S = 0.2
 
 
 class PausesLanes(Protocol):
-    """A part of the job that can pause all lanes: the lock, the absence of executors, the network or the registry."""
+    """A part of the job that can pause all lanes: the lock, the watch over executors, over the network or over the registry."""
 
     def pause_reason(self) -> str | None:
         """Return why this part pauses all lanes, as a text for the operator; None: it does not pause them."""

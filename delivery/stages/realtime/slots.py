@@ -1,7 +1,7 @@
 """Find the topics of the real-time lane, and check that Spark has a task slot for each of their partitions.
 
-Runs on the driver. In real time, a task reads one Kafka partition and occupies a slot as long as the query's batch lasts. So
-the lane needs one slot for each partition.
+Runs on the driver. A task of the real-time query reads one Kafka partition, and keeps its slot until Spark ends the query's
+long batch, after minutes. So the lane needs one slot for each partition.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None
     # The chart gives the other lanes half of the cores, unless config.spark.parallelism is set.
     cores, but = (2 * wanted, ", and leave out config.spark.parallelism") if for_others else (wanted, "")
     return (
-        f"the real-time lane needs {needed} slots and Spark has {slots}: one for each of {wanted} partitions of "
-        f"{len(found)} topics{others}. On one machine, set spark.master to local[{needed},4]. With executors, have {needed} "
+        f"the real-time lane needs {needed} slots: one for each of {wanted} partitions of {len(found)} topics{others}. Spark "
+        f"has {slots}. On one machine, set spark.master to local[{needed},4]. With executors, have {needed} "
         f"cores. In the chart, give drivers.NAME.executors at least {cores} cores in all at the start{but}. Or let "
         "source.realtime_pattern match fewer topics"
     )
@@ -98,7 +98,7 @@ class LaneTopics:
         then delivers in micro-batches. If Kafka does not answer, `partitions` stays as it is, and nothing is checked.
         """
         found = partitions(self._config)
-        if found:  # without topics `find` runs each second, and needs no slots
+        if found:  # without topics, `find` runs each second, so the slow look-up of slots is skipped
             self._slots = available(self._context)
         self.are_known |= found is not None
         if found is None or found == self.partitions:

@@ -208,7 +208,7 @@ class TaskServer:
 
     @property
     def paused(self) -> frozenset[Place]:
-        """The partitions whose records wait for a schema, also those of tasks that have ended since."""
+        """The partitions whose records wait for a schema. A partition stays in the set after its task has ended."""
         with self._lock:
             return frozenset().union(*self._paused.values())
 

@@ -56,8 +56,8 @@ def move_topics(
     `names` are the lanes of this job. They may contain `realtime` without a pattern: then the lane does not run, and the direct
     lane takes its topics back. `existing` returns the names of Kafka's topics.
 
-    Raise SettingsError if topics must move and this job has only one of the two lanes. One case is excepted: this job has the
-    direct lane, there is no pattern, and the checkpoint is a folder.
+    Raise SettingsError if topics must move and this job has only one of the two lanes. A job with only the direct lane may take
+    topics back if there is no pattern and the checkpoint is a folder.
     If topics must move and there is no pattern, lock the real-time lane's folder until the process ends. Raise CheckpointInUse
     if another process has locked this folder.
     Raise SettingsError also if topics must move to a direct lane that has committed nothing: its checkpoint takes no position.
@@ -73,6 +73,7 @@ def move_topics(
         return
     is_realtime = functools.partial(topic_source.is_realtime, source)
     at = {} if direct is None else _restored(spark, config, direct.positions)
+    # `gone` are the positions of topics that leave the real-time lane, `come` of those that join it.
     gone, come = split_by_topic(kept, is_realtime)[0], split_by_topic(at, is_realtime)[1]
     _require_both_lanes(config, names, {**come, **gone})
     _require_commit(direct, gone)
@@ -80,7 +81,7 @@ def move_topics(
     if has_begun and "direct" in names:  # lane direct would deliver these topics from their first records
         found = {name for name in existing(config.kafka) if topic_pattern.matches(source.topic_pattern, name)}
         newer = found - at.keys() - kept.keys()
-    if not (come or gone or not all(map(is_realtime, newer))):
+    if not come and not gone and all(map(is_realtime, newer)):
         return
     if not source.realtime_pattern:  # the lane does not run here, so the job has not locked its folder
         file_lock.acquire(config.spark.checkpoint, ["realtime"])

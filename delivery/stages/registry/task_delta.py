@@ -28,10 +28,12 @@ _NONCE_BYTES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDeltaSource:
-    """The source of the registry without a delta, and the key that opens each micro-batch's delta. Part of a task's closure."""
+    """The registry source in the closure of a long query's tasks. Each micro-batch adds the changes since the query's start."""
 
     source: registries.RefreshedSource
+    """Source of the registry as it was when the query started."""
     key: bytes = field(repr=False)
+    """Key that decrypts the changes, which are in the local property PROPERTY."""
 
     def registry(self, last: registries.Registry | None) -> registries.Registry:
         """Return the registry for this task: the registry of the closure's source, with the delta of the task's micro-batch.

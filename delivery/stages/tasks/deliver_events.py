@@ -7,7 +7,7 @@ Guarantee: at least once. A delivery repeats, with the same `webhook-id`, if a t
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,9 @@ def deliver(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverAssignment:
-    """The function that Spark calls in each task: read and deliver records, write the results, yield no rows.
+    """The function of each task: read and deliver records, write the results, yield no rows.
 
-    Spark passes the number of the task, which is that of its assignment, and an empty iterable.
+    It is called with the number of the task, which is the number of the task's assignment.
     """
 
     assignments: Sequence[Sequence[RecordRange]]
@@ -68,9 +68,7 @@ class DeliverAssignment:
     unhealthy: Unhealthy = NONE_UNHEALTHY
     work_log: CompletedWork | None = None
 
-    def __call__(self, number: int, nothing: Iterable[Any]) -> Iterator[Any]:
-        for _ in nothing:
-            pass
+    def __call__(self, number: int) -> Iterator[Any]:
         task, ended = self.tools.begin(), task_context.completed_before(self.work_log)
         return task.write_all(task.worker.deliver(self.read(self.assignments[number]), self.source, self.unhealthy, ended))
 

@@ -197,15 +197,27 @@ class _FrameContext:
         return getattr(self._context, name)
 
 
-def numbered(context: SparkContext, function: Callable[[int, Iterable[Any]], Iterator[Any]], tasks: int) -> RDD[Any]:
-    """Return an RDD with this number of tasks. Each calls `function` with its number, from 0 on, and an empty iterable.
+@dataclass(frozen=True, slots=True)
+class _OfNumber:
+    """The function that Spark calls in each task of `numbered`, with the task's number and an empty iterable."""
 
-    The function must read the iterable to its end; otherwise Spark ends the worker process after the task. For each frame
-    Spark makes a plan, and for an RDD none (docs/adr/0053). The tasks share the worker processes of the tasks of frames.
+    function: Callable[[int], Iterator[Any]]
+
+    def __call__(self, number: int, nothing: Iterable[Any]) -> Iterator[Any]:
+        for _ in nothing:  # to its end; otherwise Spark ends the worker process after the task
+            pass
+        return self.function(number)
+
+
+def numbered(context: SparkContext, function: Callable[[int], Iterator[Any]], tasks: int) -> RDD[Any]:
+    """Return an RDD with this number of tasks. Each task calls `function` with its own number, from 0 on.
+
+    For each frame Spark makes a plan, and for an RDD none (docs/adr/0053). The tasks share the worker processes of the tasks of
+    frames.
     """
     # `SparkContext.parallelize` would send the elements, of which there are none, through a socket.
     nothing = context._jsc.parallelize(context._jvm.java.util.ArrayList(), tasks)  # type: ignore[union-attr]  # noqa: SLF001
-    return RDD(nothing, cast("SparkContext", _FrameContext(context))).mapPartitionsWithIndex(function)
+    return RDD(nothing, cast("SparkContext", _FrameContext(context))).mapPartitionsWithIndex(_OfNumber(function))
 
 
 def run(tasks: DataFrame | RDD[Any]) -> None:

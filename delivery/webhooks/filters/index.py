@@ -198,9 +198,10 @@ def _lightest(conditions: _Conditions, weigh: Callable[[_Key], float]) -> tuple[
 
 
 def _together(alternatives: list[_Key | _Conditions], weigh: Callable[[_Key], float]) -> tuple[float, list[_Key]]:
-    """Return the sum of the weights, and the keys, of the alternatives of one condition.
+    """Return the total weight of one condition's alternatives, and their keys.
 
-    A branch of `$or`, or a wildcard, has the weight and the keys of its lightest condition.
+    A weight says how many filters use a key (`_weight_function`). A branch of `$or`, or a wildcard, has the weight and the keys
+    of its lightest condition.
     """
     total, keys = 0.0, []
     for alternative in alternatives:

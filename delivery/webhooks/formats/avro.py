@@ -83,7 +83,10 @@ def compiled(text: str, references: Sequence[str]) -> Callable[[bytes], bytes]:
 
 
 def _read_exact_decimals(*readers: dict[str, Any]) -> None:
-    """Replace fastavro's functions for decimals: they round a number with more digits than the schema's `precision`."""
+    """Replace fastavro's functions for decimals by `_exact`.
+
+    fastavro's own functions round a number with more digits than the schema's `precision`.
+    """
     for read in readers:
         read.update({"bytes-decimal": _exact, "fixed-decimal": _exact})
 

@@ -63,7 +63,7 @@ class _CountedField(NamedTuple):
 
 
 class _Plan:
-    """The parts of a message type that count."""
+    """The fields of a message type that are counted to estimate how large its values become as JSON."""
 
     __slots__ = ("has_any", "own", "parts")
 
@@ -96,7 +96,8 @@ class ProtobufExpansion:
     def root(self, descriptor: Any) -> Root:
         """Return the Root of a message type.
 
-        Raise ValueError if the type, or a type in it, has `message_set_wire_format`: the JSON of its values cannot be counted.
+        Raise EventRejected if the type, or a type in it, has `message_set_wire_format`: the JSON of its values cannot be
+        counted.
         """
         plan = self._plan(descriptor)
         reached, waiting, per_byte = {plan}, [plan], 0.0
@@ -149,7 +150,10 @@ class ProtobufExpansion:
             waiting.append((message_factory.GetMessageClass(packed).FromString(part.value), depth + 1))
 
     def _plan(self, descriptor: Any) -> _Plan:
-        """Return the plan of a message type, with the plans of all messages in it."""
+        """Return the plan of a message type. The plan refers to the plans of all message types in its fields.
+
+        Raise EventRejected if one of these types has `message_set_wire_format`. Raise ValueError for a broken descriptor.
+        """
         waiting: list[Any] = []
         try:
             plan = self._known(descriptor, waiting)

@@ -102,9 +102,10 @@ class RetryLane:
     def follow(self, registry: registries.Registry) -> None:
         """Check leases in flight by `registry` from now on. The worker's newest task, of any lane, brought this registry.
 
-        A lease begins no further attempt if its endpoint differs in `registry`, or has to be looked up again. The
-        lease's entries without an attempt are requeued. A tenant that has to be looked up again counts as deleted only if the
-        lease knows that already. A lease ignores a `registry` that is older than the registry with which it began.
+        A lease begins no further attempt if its endpoint differs in `registry`, or has to be looked up again. The lease's
+        entries without an attempt are requeued. With look-ups, the answer about a tenant may have expired. Such a tenant counts
+        as deleted only if it was deleted when the lease last asked. A lease ignores a `registry` that is older than the
+        registry with which it began.
         """
         self._runner.follow(registry)
 
@@ -207,7 +208,12 @@ class RetryLane:
         return LeaseInFlight(lease, view, until=self._clock() + LEASE_S, ended=ended, tenants=tenants)
 
     def _start(self, lease: LeaseInFlight, course: _Course) -> None:
-        """Begin to deliver a lease, or end it at once."""
+        """Start a lease by its `course`.
+
+        1. DELIVERED: begin to attempt its entries.
+        2. REFUSED: requeue all entries.
+        3. GIVEN_UP: end all entries without an attempt.
+        """
         if course is _Course.DELIVERED:
             self._book.begin(lease, self._deliver(lease))
             return

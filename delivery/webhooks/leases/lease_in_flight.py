@@ -228,10 +228,10 @@ class LeaseInFlight:
         self.report.record(entry, outcome)
 
     def finish(self, now_ms: int) -> None:
-        """Requeue every entry that is still in `waiting`: due at `now_ms`, or later if `delay_rest` was called.
+        """Requeue every entry that is still in `waiting`: due at `now_ms`, or later after a call of `delay_rest`.
 
-        Entries are left there if the lease's time ran out, or if the lease was stopped, for example after a change of its
-        endpoint.
+        An entry is still waiting if the lease's time ran out, if the endpoint's rate allowed no request in that time, or if the
+        lease was stopped, for example after a change of its endpoint.
         """
         at_ms = max(now_ms, self._rest_at_ms)
         for place in self.waiting:

@@ -1,8 +1,8 @@
 """Collect the results of one lease, and build its report. Pure.
 
 A lease is a set of retry entries that a shard, one key of the lane's state in Spark, gives to a worker. The report tells the
-shard which entries have ended and which wait again. Accepted deliveries may be written before the report, because another run
-of the micro-batch leaves them out. All other results are written with the report.
+shard which entries have ended and which wait again. Accepted deliveries may be written before the report: if the micro-batch
+runs again, it finds them in the topics of results, and does not repeat them. All other results are written with the report.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LeaseReport:
         """Why all entries are requeued without an attempt, such as `endpoint_paused`. None: each entry has its own decision."""
         self._accepted = Results()
         self._requeued: list[retry_messages.Requeue] = []
-        self._delivered = self._failed = self._poison = self._refused = 0
+        self._delivered = self._failed = self._poison = self._refused = 0  # numbers of entries; `_failed` includes `_poison`
         self._retry_after_s: float | None = None
         self._is_throttled = False
 
@@ -81,9 +81,9 @@ class LeaseReport:
         self._requeued.append(retry_messages.Requeue(place, next_attempt, reason or self._lease.entries[place].reason, kept))
 
     def count_failure(self, disposition: Disposition, attempt: Attempt) -> None:
-        """Count a failed attempt by its disposition. Keep what the response asks for.
+        """Count a failed attempt as unhealthy, poison or refused, as `disposition` says.
 
-        A response asks for a wait (`retry_after_s`), of which the longest is kept, or for fewer requests (429).
+        Keep the longest `Retry-After` of the lease's responses, and whether one of them was a 429.
         """
         self._failed += disposition.is_unhealthy
         self._poison += disposition.is_poison

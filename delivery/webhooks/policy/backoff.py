@@ -30,10 +30,10 @@ _RETRIED_QUICKLY = frozenset(
         errors.LocalFailure.error_class,
     }
 )
-"""Error classes that get a quick retry, because the failure often passes within a second. `wait_s` decides about a throttled
-request. A timeout is left out, because it has used the lane's time. TLS errors and refusals are left out, because they do not
-change in a second. A blocked address does not change either, but gets as many attempts as a name that does not resolve.
-So the number of attempts does not tell customers which internal names exist."""
+"""Error classes that get a quick retry, because the failure often passes within a second. A throttled request is not in this
+set: `QuickRetry.wait_s` decides about it, by its `Retry-After`. A timeout is left out, because it has used the lane's time. TLS
+errors and refusals are left out, because they do not change in a second. A blocked address does not change either, but gets as
+many attempts as a name that does not resolve. So the number of attempts does not tell customers which internal names exist."""
 
 _MENDED_BY_PEOPLE = frozenset(
     {error_classes.REFUSED, error_classes.REDIRECT, retry_reasons.CONFIGURATION, errors.TlsFailed.error_class}
@@ -67,8 +67,8 @@ class QuickRetry:
     """Seconds before the second attempt. The wait doubles with each further attempt."""
     jitter: float = JITTER
     """Share by which the wait is at most shortened or lengthened, at random."""
-    max_wait_s: float = 3.0
-    """Longest `Retry-After`, in seconds, for which the lane waits. The wait that doubles may be longer."""
+    max_retry_after_s: float = 3.0
+    """Longest `Retry-After`, in seconds, for which the lane waits. The lane's own waits, which double, have no such limit."""
 
     def wait_s(
         self, attempt_number: int, error_class: str, retry_after_s: float | None = None, rng: Rng = random
@@ -76,13 +76,13 @@ class QuickRetry:
         """Return the wait in seconds after the failed attempt `attempt_number` (from 1). None: no further attempt in this lane.
 
         1. The error class is not in _RETRIED_QUICKLY: None. A throttled request with a `retry_after_s` is the exception.
-        2. A `retry_after_s` beyond `max_wait_s` is not shortened: None.
+        2. `retry_after_s` is longer than `max_retry_after_s`: None.
         3. The attempt was the last of `max_attempts`: None.
         4. Otherwise the wait doubles with each attempt, is randomised to both sides, and never ends before `retry_after_s`.
         """
         is_retried = error_class in _RETRIED_QUICKLY or (error_class == error_classes.THROTTLED and retry_after_s is not None)
         asked_s = retry_after_s or 0.0
-        if not is_retried or asked_s > self.max_wait_s or attempt_number >= self.max_attempts:
+        if not is_retried or asked_s > self.max_retry_after_s or attempt_number >= self.max_attempts:
             return None
         wait_s = self.first_wait_s * 2.0 ** (attempt_number - 1)
         return max(wait_s * rng.uniform(1 - self.jitter, 1 + self.jitter), asked_s * rng.uniform(1, 1 + self.jitter))
@@ -115,8 +115,8 @@ def next_attempt(
     LocalFailures in a row (`local_failures`), if this attempt was one.
 
     1. An endpoint without a schedule: the delivery is given up.
-    2. A LocalFailure: LOCAL_WAIT_S for each of `repeated`. A 410: LOCAL_WAIT_S, because the endpoint will be disabled. No
-       wait is used up.
+    2. A LocalFailure: LOCAL_WAIT_S for each of `repeated`. A 410: LOCAL_WAIT_S. Meanwhile the platform disables the endpoint,
+       and then the delivery waits as all others do. No wait is used up.
     3. No wait is used up yet, and people have to repair the failure (_MENDED_BY_PEOPLE): the second wait of the schedule, if it
        has at least two.
     4. Otherwise the next wait of the schedule. After the last wait the delivery is given up.

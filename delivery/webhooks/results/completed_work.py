@@ -113,9 +113,10 @@ class CompletedWorkLog(abc.ABC):
             if self.unreadable == 1:
                 log.exception(
                     "record %s:%s:%s could not be read when completed deliveries were searched: its deliveries may be sent "
-                    "again, with the same webhook-id, except batches that get other events. A later line counts all such "
-                    "records. After an upgrade or downgrade of the platform there is nothing to do. Otherwise another program "
-                    "may write to the topic: find it, or send this traceback to the maintainers of the platform",
+                    "again, with the same webhook-id. A repeated batch with other events has a new webhook-id. A later line "
+                    "counts all such records. After an upgrade or downgrade of the platform there is nothing to do. Otherwise "
+                    "another program may write to the topic: find it, or send this traceback to the maintainers of the "
+                    "platform",
                     *place,
                 )
 

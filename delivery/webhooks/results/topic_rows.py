@@ -134,8 +134,8 @@ def deferral_rows(
 def completion_rows(ended: Collection[background_attempts.BackgroundResult], topics: Topics) -> Iterator[TopicRow]:
     """Yield the Kafka records that report completed background attempts to the shards of the retry lane.
 
-    A record also says if the endpoint accepted one of these requests. The caller writes the records after the records with the
-    results of these attempts.
+    Each record also says whether the endpoint accepted at least one of these attempts. The caller must write the results of the
+    attempts to Kafka before it writes these records: a shard forgets the retry entry of a completed attempt.
     """
     names = collections.defaultdict[_EndpointKey, list[bytes]](list)
     accepting = {_key_of(outcome.delivery.endpoint) for _, outcome in ended if outcome.kind is OutcomeKind.DELIVERED}

@@ -128,11 +128,11 @@ class EndpointState(msgspec.Struct, array_like=True):
     def due_ms(self, policy: ShardPolicy, now_ms: int) -> int:
         """Return when the endpoint next needs a decision, in ms since the epoch: the earliest of these times.
 
-        1. LEASED_POLL_MS have passed since `now_ms`, if a lease is new: the shard then looks for the lease's report.
-        2. A lease expires.
-        3. An entry expires in a FIFO without a lease.
-        4. A further lease may begin.
-        5. The state, or a completion in it, may be dropped.
+        1. LEASED_POLL_MS after `now_ms`, if no decision has looked for the report of a lease yet.
+        2. The expiry of a lease.
+        3. The expiry of an entry in a FIFO without a lease.
+        4. The time at which a further lease may begin.
+        5. The time at which the state, or a remembered end of a background attempt (`completed`), may be dropped.
 
         Return NEVER_MS if all entries wait in the timer wheel, and no completion is kept. A message for the endpoint, or a due
         entry in the timer wheel, causes a decision before this time.

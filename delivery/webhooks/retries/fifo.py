@@ -46,7 +46,8 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     def expires_ms(self) -> int:
         """Return the earliest time at which an entry may expire. Called only if the FIFO has entries (`slices` is not empty).
 
-        Entries that have left may still count (SegmentSlice.expires_ms). Leased entries are not given up when they expire.
+        The time may be too early, because removed entries count until SegmentSlice.expires_ms is updated. Leased entries count
+        too. The scheduler gives up expired entries only of a FIFO without a lease.
         """
         return min(slice_.expires_ms for slice_ in self.slices)
 

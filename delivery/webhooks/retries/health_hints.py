@@ -47,10 +47,14 @@ def report_interval_s(disable_after_s: float) -> float:
 class Acceptances:
     """Decide for one worker when a hint about an accepting endpoint is due.
 
-    A hint is due at the first acceptance, and at the first acceptance after each failure in this worker. After a hint, the next
-    one is due after a random time of at most `every_s` seconds. Once `watch` has named endpoints, only these and endpoints that
-    failed in this worker are reported, the time is shorter, and a second has at most MAX_PER_S hints. If more than `max_known`
-    endpoints have a next time, or have failed, these are forgotten.
+    A hint tells the retry lane that an endpoint has accepted a request. A hint is due at an endpoint's first acceptance in this
+    worker, and at its first acceptance after each failure. The next hint about the endpoint is due after a random time of at
+    most `every_s` seconds. After a call of `watch`, three things change:
+    1. The worker reports only the named endpoints, and endpoints that failed in this worker.
+    2. The random time is shorter.
+    3. The worker sends at most MAX_PER_S hints a second.
+
+    The worker remembers the next times and the failures of at most `max_known` endpoints together. With more, it forgets all.
     """
 
     def __init__(self, every_s: float, rng: random.Random | None = None, *, max_known: int = MAX_KNOWN) -> None:

@@ -232,7 +232,8 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     def requeued_on_shard_clock(self, now_ms: int) -> list[Requeue]:
         """Return `requeued` with times on the clock of the shard, which reads `now_ms`.
 
-        If `at_ms` is in the future, the worker's clock is fast, and all times move back by the same difference.
+        The worker set `at_ms` by its own clock. If `at_ms` is later than `now_ms`, the worker's clock is ahead. The method then
+        subtracts `at_ms - now_ms` from each time.
         """
         ahead_ms = self.at_ms - now_ms
         if ahead_ms <= 0:

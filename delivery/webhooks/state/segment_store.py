@@ -80,9 +80,10 @@ class SegmentIndex(msgspec.Struct, array_like=True):
 
 
 class _DecodedSegment(NamedTuple):
-    """A decoded segment."""
+    """The content of one segment."""
 
     size: int
+    """Bytes of the encoded segment."""
     lists: list[tuple[str, list[bytes]]]
     """For each slice of the segment: its owner and its items."""
 

@@ -145,8 +145,8 @@ def customer_of(call: Call) -> str:
 def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
     """Convert the search criteria of a request to search criteria of the archive.
 
-    Other fields of the request are left out, also a field with the name of a criterion: `since` of a new consumer is the place
-    where the consumer begins.
+    The function reads only the fields of the query models for dead letters. A request's own model may use the name of a
+    criterion for another field, which is ignored. The request for a new consumer does: its `since` is the consumer's start.
     """
     criteria = next(model for model in (DeadLetterTextQuery, DeadLetterTimeQuery, DeadLetterQuery) if isinstance(asked, model))
     fields = asked.model_dump(include=set(criteria.model_fields))

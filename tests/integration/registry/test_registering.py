@@ -338,7 +338,7 @@ def test_a_row_changed_meanwhile_is_not_overwritten(connection, ring, other, in_
         other.execute("update tenants set name = 'theirs' where tenant_id = '1'")
         running = in_background(lambda: applied(connection, ring, {"tenants": [{"id": 1, "name": "ours"}]}))
         waiting.for_a_lock(other)
-    with pytest.raises(errors.RegistryUnavailable, match="another transaction changed the same rows meanwhile"):
+    with pytest.raises(errors.RegistryUnavailable, match="another transaction changed or locked the same rows"):
         running.result()
 
 
@@ -365,7 +365,7 @@ def test_a_row_deleted_meanwhile_is_not_inserted_again(connection, ring, other, 
         other.execute(deletes)
 
     monkeypatch.setattr(diff, "require_possible", deleting)
-    with pytest.raises(errors.RegistryUnavailable, match="another transaction changed the same rows meanwhile"):
+    with pytest.raises(errors.RegistryUnavailable, match="another transaction changed or locked the same rows"):
         applied(connection, ring, CHANGED[deletes])
     [(kind, [row])] = CHANGED[deletes].items()
     assert row["id"] not in registered_rows.document(connection)[kind.removesuffix("s")]

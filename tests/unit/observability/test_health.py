@@ -67,7 +67,7 @@ def test_a_lane_is_healthy_unless_a_restart_would_help(known, is_healthy):
             "paused: the registry has not been read yet",
         ),
         (facts(QueryPhase.STOPPING, pause_reason="Postgres"), False, "stopping"),
-        (facts(QueryPhase.ENDED), False, "ended"),
+        (facts(QueryPhase.ENDED), False, health.QUERY_ENDED),
     ],
 )
 def test_a_lane_is_ready_if_it_would_deliver_an_event_now(known, is_ready, reason):

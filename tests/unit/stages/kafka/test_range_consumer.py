@@ -1,4 +1,4 @@
-"""The reader fetches what it lacks, in the order of the ranges, and counts only Kafka's silence. With a consumer in memory."""
+"""The reader reads all ranges in order. Its timeout counts only time in which Kafka is silent. The consumer is in memory."""
 
 import itertools
 from types import SimpleNamespace
@@ -31,13 +31,13 @@ class Message(Polled):
 
 
 class Log:
-    """A partition in memory: the offsets that have a record, and whether records follow behind the range."""
+    """A partition in memory: the offsets that have a record, and the end of the partition."""
 
     def __init__(self, place, offsets, end):
         self.place, self.offsets, self.end = place, offsets, end
 
     def after(self, position):
-        """The message at or behind a position, and the next position. At the end of the partition, that event comes once."""
+        """Return the message at a position or later, and the next position. The partition's end comes once, as an error."""
         found = min((offset for offset in self.offsets if offset >= position), default=None)
         if found is not None:
             return Message(found, None, self.place), found + 1
@@ -57,16 +57,16 @@ class MemoryConsumer:
         return SimpleNamespace(topics={topic for topic, _ in self._logs})
 
     def assign(self, partitions):
-        self.positions = {(of.topic, of.partition): of.offset for of in partitions}
+        self.positions = {(partition.topic, partition.partition): partition.offset for partition in partitions}
 
     def incremental_assign(self, partitions):
-        for of in partitions:
-            assert (of.topic, of.partition) not in self.positions
-            self.positions[of.topic, of.partition] = of.offset
+        for partition in partitions:
+            assert (partition.topic, partition.partition) not in self.positions
+            self.positions[partition.topic, partition.partition] = partition.offset
 
     def incremental_unassign(self, partitions):
-        for of in partitions:
-            del self.positions[of.topic, of.partition]
+        for partition in partitions:
+            del self.positions[partition.topic, partition.partition]
 
     def unassign(self):
         self.positions = {}
@@ -90,7 +90,7 @@ class ScriptedConsumer(MemoryConsumer):
         self._polls, self._wait = polls, wait
 
     def consume(self, count, *_):
-        if count != 1:
+        if count != 1:  # the reader asks for one message first, and then for the others that have arrived
             return []
         self._wait()
         return self._polls.pop(0) if self._polls else []
@@ -116,7 +116,7 @@ def reader(monkeypatch, consumer, **options):
 
 @st.composite
 def partitions(draw):
-    """Partitions with gaps, of which some end behind the range."""
+    """Partitions with gaps. Some partitions extend beyond their range."""
     logs, ranges = [], []
     for number in range(draw(st.integers(1, 5))):
         start, count = draw(st.integers(0, 3)), draw(st.integers(1, 6))
@@ -128,19 +128,19 @@ def partitions(draw):
 
 
 @given(partitions(), st.randoms(use_true_random=False), st.sampled_from([0, 3000, 8 * 1024 * 1024]))
-def test_each_record_of_the_ranges_comes_once_and_in_their_order(drawn_partitions, drawn, max_held):
+def test_each_record_of_the_ranges_comes_once_and_in_their_order(drawn_partitions, drawn, max_buffered_bytes):
     logs, ranges = drawn_partitions
-    held = {log.place: log.offsets for log in logs}
+    offsets_of = {log.place: log.offsets for log in logs}
     expected = [
         (found.partition, offset)
         for found in ranges
-        for offset in sorted(held[found.topic, found.partition])
+        for offset in sorted(offsets_of[found.topic, found.partition])
         if found.start <= offset < found.end
     ]
     consumer = MemoryConsumer(logs, drawn)
     with pytest.MonkeyPatch.context() as patched:
-        of_size = record_reader.RangeOrder
-        patched.setattr(record_reader, "RangeOrder", lambda ranges: of_size(ranges, max_bytes=max_held))
+        range_order = record_reader.RangeOrder
+        patched.setattr(record_reader, "RangeOrder", lambda ranges: range_order(ranges, max_bytes=max_buffered_bytes))
         read = reader(patched, consumer, in_order=True)(ranges)
         assert [(record.partition, record.offset) for record in itertools.chain.from_iterable(read)] == expected
         read = reader(patched, consumer)(ranges)
@@ -170,7 +170,8 @@ END_OF_A = Message(1, KafkaError._PARTITION_EOF, ("a", 0))
 
 @pytest.mark.parametrize("topics", ["ab", "abc"], ids=["everything is read", "a range is unread"])
 def test_the_time_that_the_task_needs_is_no_silence_of_kafka(monkeypatch, clock, topics):
-    """Regression: the end of a partition released records, and the time that the task needed for them counted as silence."""
+    """Regression: at the end of partition a, the reader gave out records that it had held back. The task's work on them
+    counted as silence of Kafka."""
     consumer = ScriptedConsumer(topics, [[Message(0, None, ("b", 0))], [END_OF_A], [], [Message(0, None, ("c", 0))]])
     read = []
     for records in reader(monkeypatch, consumer, in_order=True)([RecordRange(topic, 0, 0, 1) for topic in topics]):

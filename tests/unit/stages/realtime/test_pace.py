@@ -82,7 +82,7 @@ def test_a_query_goes_on_where_receipts_follow_on_each_other(runs, at):
 def test_slots_for_each_partition_and_for_the_other_lanes():
     assert slots.refusal({"a": 2, "b": 1}, 5, 2) is None
     refused = slots.refusal({"a": 2, "b": 1}, 4, 2)
-    assert "needs 5 slots and Spark has 4: one for each of 3 partitions of 2 topics, and 2 for the other lanes" in refused
+    assert "needs 5 slots: one for each of 3 partitions of 2 topics, and 2 for the other lanes. Spark has 4" in refused
     assert "local[5,4]" in refused
 
 

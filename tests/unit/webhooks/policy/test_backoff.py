@@ -119,7 +119,7 @@ def test_quick_waits_are_randomised_by_a_fifth_to_both_sides():
     ],
 )
 def test_a_retry_after_is_the_least_wait_or_ends_the_attempts(retry_after_s, wait_s):
-    policy = backoff.QuickRetry(first_wait_s=0.2, max_wait_s=3.0)
+    policy = backoff.QuickRetry(first_wait_s=0.2, max_retry_after_s=3.0)
     found = policy.wait_s(1, error_classes.UNAVAILABLE, retry_after_s, fakes.Middle())
     assert found == (None if wait_s is None else pytest.approx(wait_s))
 
