@@ -51,10 +51,10 @@ def missing(
 ) -> dict[str, str]:
     """Return the environment variables to add for Spark, by this machine's host `name` and Spark's `master`.
 
-    1. The operator has set ADDRESS or NAME: none.
-    2. The host name resolves: none.
-    3. The master is `local…`: LOOPBACK, because driver and workers are on this machine.
-    4. Any other master: the outgoing address, at which executors on other hosts reach the driver.
+    1. The operator has set ADDRESS or NAME: return none.
+    2. The host name resolves: return none.
+    3. The master is `local…`: return LOOPBACK, because driver and workers are on this machine.
+    4. Any other master: return the outgoing address, at which executors on other hosts reach the driver.
 
     In case 4, raise SettingsError if there is no outgoing address.
     """

@@ -36,8 +36,8 @@ class Kept:
 
 
 WORKERS = Kept()
-"""In a worker: one `lanes.worker.Worker` for each plan, with its event loop, its connections, and the present state of each
-endpoint. Made and used by tasks (`tasks.task_context`). Ends with the process."""
+"""In a worker: one `lanes.worker.Worker` for each `worker_plan.Plan` (its settings), with its event loop, its connections, and
+the present state of each endpoint. Made and used by tasks (`tasks.task_context`). Ends with the process."""
 RESULT_PRODUCERS = Kept()
 """In a worker: the Kafka producer for results, one for each configuration of librdkafka. Made and used by the writers of tasks
 (`kafka.sink`). A writer forgets all of these producers when a row could not be written. Otherwise they end with the process."""

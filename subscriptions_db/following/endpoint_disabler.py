@@ -93,7 +93,8 @@ class EndpointDisabler:
         Return at once. Callers repeat the request as long as an endpoint fails. A waiting request for the same endpoint and URL
         keeps its reason. For EFFECT_S after a request was written, further requests for the same endpoint and URL are ignored.
         For FAILING, an endpoint is disabled only if it has been active for `retry.disable_after_s`, or since an unknown time.
-        An endpoint that has another URL than `url_sha256` is not disabled.
+        `AttemptedEndpoint.url_sha256` is the digest of the URL of the attempts, if this is known. If the endpoint has another
+        URL now, the endpoint is not disabled.
         """
         with self._changed:
             for endpoint in attempted:

@@ -31,6 +31,7 @@ class LookupSource:
     """The settings with which a task looks up the registry in Postgres. No repr shows the secrets in `database` and `keys`."""
 
     REFRESHED: ClassVar[str] = "revision"
+    """The name of the field that gets a new value for each micro-batch (registries.py)."""
     database: settings.DatabaseSettings
     keys: settings.KeysSettings
     """The key ring that opens customers' secrets."""
@@ -46,8 +47,8 @@ class LookupSource:
     def registry(self, last: registries.Registry | None) -> registries.Registry:
         """Return the registry for a task: `last` with its cached answers, or a new registry if `last` is no LookupRegistry.
 
-        `last` is the registry of the last task in this process; None: there was no task. The registry records that answers from
-        now on are of `revision` or later.
+        `last` is the registry of the last task in this process. None: there was no task. The returned registry records that
+        Postgres has reached `revision`, so that every later answer of Postgres is of this revision or a later one.
         """
         looked_up = last if isinstance(last, lookup_registry.LookupRegistry) else self._new()
         looked_up.confirm(self.revision)

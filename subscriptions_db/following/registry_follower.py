@@ -36,8 +36,8 @@ REBASE_BYTES = 4 * 1024 * 1024
 """Bytes of the pickled delta above which the driver broadcasts a new snapshot: 900 endpoints with client certificates, or four
 subscriptions to 10,000 tenants with long ids. REBASE_ROWS endpoints without certificates have 0.6 MB."""
 REBASE_EVERY_S = 60.0
-"""Shortest time between two snapshots, in seconds, while the delta is at most MAX_EXCESS times too large. For each snapshot,
-each worker and the batch lane need seconds, and a customer can change some large rows again and again."""
+"""Shortest time between two snapshots, in seconds, while the delta is at most MAX_EXCESS times its limit. Each worker and the
+batch lane need seconds for a new snapshot, and a customer could cause many by changing some large rows again and again."""
 MAX_EXCESS = 10
 """Multiple of REBASE_ROWS or REBASE_BYTES above which a new snapshot does not wait for REBASE_EVERY_S."""
 WARN_EVERY_S = 60.0
@@ -76,7 +76,7 @@ class Follower:
         self._clock = clock
         self._published: Published | None = None
         self._excess = 0.0
-        """Size of the published changes: the larger of their multiple of REBASE_ROWS and their multiple of REBASE_BYTES."""
+        """Size of the published delta as a multiple of its limit: the larger of rows / REBASE_ROWS and bytes / REBASE_BYTES."""
         self._rebased_at = float("-inf")
         """When a snapshot last replaced another, by `clock`."""
         self._refused: errors.SettingsError | None = None
@@ -129,7 +129,7 @@ class Follower:
 
     @property
     def newest(self) -> Published | None:
-        """The newest registry, of any age; None: none has been read yet. Thread-safe."""
+        """Return the newest registry, of any age; None if no registry has been read yet. Thread-safe."""
         return self._published
 
     def pause_reason(self) -> str | None:
@@ -259,9 +259,10 @@ def _excess(changes: SnapshotChanges | None) -> float:
 
 
 def _needs_snapshot(excess: float, age_s: float) -> bool:
-    """Return True if a snapshot must replace a delta that is `excess` times as large as it should be.
+    """Return True if a new snapshot must replace the present snapshot and its delta.
 
-    A snapshot last replaced another `age_s` seconds ago.
+    `excess` is the size of the delta as a multiple of its limit, REBASE_ROWS or REBASE_BYTES. `age_s` is the number of seconds
+    since a snapshot last replaced another.
     """
     return excess > MAX_EXCESS or (excess > 1 and age_s >= REBASE_EVERY_S)
 

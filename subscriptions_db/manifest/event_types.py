@@ -55,7 +55,7 @@ class SchemaProblem(NamedTuple):
 
 
 class _TooMuch(Exception):
-    """A check has used up its steps."""
+    """Raised when a check has used up its MAX_STEPS steps."""
 
 
 def check(schema: dict[str, Any] | None, examples: list[Any]) -> None:

@@ -33,12 +33,12 @@ MAX_METADATA_BYTES = 8192
 
 
 def _as_id(value: object) -> object:
-    """Accept a whole number as an id, because people write `tenants: [2, 7]`."""
+    """Return a whole number as text, because people write ids as in `tenants: [2, 7]`. Return other values unchanged."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _as_sub_tenant(value: object) -> object:
-    """Accept a bare id as a sub-tenant without a name."""
+    """Return a bare id as a sub-tenant without a name. Return other values unchanged."""
     return {"id": value} if isinstance(value, str | int) else value
 
 

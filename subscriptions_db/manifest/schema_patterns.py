@@ -18,8 +18,7 @@ import re2
 from delivery import errors
 
 STATES_A_STEP = 10_000
-"""Product of letters and RE2 states that counts as one step of a check. One step takes 50 µs in RE2's slowest
-case."""
+"""Product of letters and RE2 states that counts as one step of a check. One step takes 50 µs in RE2's slowest case."""
 _MAX_BYTES = 1024 * 1024
 """Memory of a compiled expression, including its cache while it runs."""
 _DRAFT: Any = jsonschema.Draft202012Validator

@@ -23,7 +23,7 @@ _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """Maximum bytes of a document in UTF-8."""
 MAX_WITH_ALIASES = 512 * 1024 * 1024
-"""Maximum characters of a document with its aliases written out. Aliases of aliases may double them with each line."""
+"""Maximum characters of a document with its aliases written out. With aliases of aliases, each line can double the number."""
 MAX_LEVELS = 100
 """Maximum levels of nested lists and mappings. libyaml composes nested nodes by recursion in C. So a document of some 50,000
 levels would end the process with a segmentation fault. Filters, schemas and examples have lower bounds of their own."""
@@ -36,8 +36,8 @@ _PLAIN = (
 """Tags of values without quotes, with the texts that have the tag and their first characters, in the order of the search.
 
 Numbers are as in JSON, and booleans as in YAML 1.2. YAML 1.1 has more: 0301 is the number 193, 1_000 is 1000, 12:30 is 750, and
-NO, the code of a country, is false. By these rules, an id or a value of a filter would silently become another value. As in
-YAML 1.1, 12345e6 is text: other programs write such text without quotes.
+NO, the code of a country, is false. By the rules of YAML 1.1, an id or a value of a filter would silently become another value.
+As in YAML 1.1, 12345e6 is text: other programs write such text without quotes.
 """
 _ADVICE = (
     (
@@ -122,7 +122,7 @@ for _name, _pattern, _first in _PLAIN:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A parsed document with the positions of its fields."""
+    """A parsed YAML document, with the lines of its fields."""
 
     value: Any
     root: yaml.Node | None
@@ -158,8 +158,10 @@ def read(text: bytes | str, name: str = "") -> Document:
     A JSON object or list is parsed as JSON, because YAML refuses some JSON, such as tabs. The lines of its fields come from the
     YAML parser. `name` is the file, for messages.
 
-    Raise RegistrationError, with the line if it is known, if the document is too large, nested too deeply or not YAML, has a
-    repeated name, or uses YAML that is not supported: a tag that YAML does not define, or a second document.
+    Raise RegistrationError, with the line if it is known, in these cases:
+
+    1. The document is too large, nested too deeply or not YAML, or has a repeated name.
+    2. The document uses YAML that is not supported: a tag that YAML does not define, or a second document.
     """
     if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_DOCUMENT_BYTES:
         raise errors.RegistrationError(
@@ -219,7 +221,7 @@ def _require_bounded(text: bytes | str, name: str) -> None:
     2. With its aliases written out, the document has more than MAX_WITH_ALIASES characters.
     """
     sizes, anchors = [0], dict[str | None, int]()
-    """`sizes`: characters plus values of the document, and of each open list or mapping. `anchors`: the same of each anchor."""
+    """`sizes`: number of characters and values of the document, and of each open list or mapping. `anchors`: of each anchor."""
     opened: list[str | None] = []
     for event in yaml.parse(text, Loader=_SAFE_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):

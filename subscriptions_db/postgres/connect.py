@@ -44,7 +44,7 @@ class PooledConnection(psycopg.Connection[dict[str, Any]]):
 
     @classmethod
     def connect(cls, conninfo: str = "", **options: Any) -> Self:
-        """Open a connection. Raise OperationalError with the server and the reason only."""
+        """Open a connection. Raise OperationalError with a text that has only the server and the reason, not the URL."""
         try:
             return super().connect(conninfo, **options)
         except psycopg.OperationalError as exc:
@@ -239,7 +239,7 @@ def _unavailable(exc: psycopg.Error) -> errors.RegistryUnavailable:
 
 
 def _reason(exc: psycopg.Error) -> str:
-    """Return the server's message, or why there is no connection (with the address if libpq names it), or the error's class."""
+    """Return the server's message; without one, the address and why there is no connection; else the error's class."""
     return exc.diag.message_primary or _not_connected(str(exc)) or type(exc).__name__
 
 
@@ -311,7 +311,7 @@ _NOT_CONNECTED = (
 a password that is not percent-encoded for the host."""
 
 _NONE_HERE = re.compile(r"(127\.[\d.]+|::1|localhost) port \d+ Connection refused")
-"""Begins the text of `_not_connected` if no server listens at this port of this machine."""
+"""Matches the beginning of the result of `_not_connected` if no server listens at a port of this machine."""
 
 
 def _not_connected(text: str) -> str:

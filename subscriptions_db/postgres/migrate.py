@@ -47,7 +47,7 @@ def migrate(
 ) -> list[str]:
     """Apply the missing migrations of `wanted`, and return their names. Default of `wanted`: the migrations of this version.
 
-    Of two concurrent calls, the second waits, and then applies only those that are still missing.
+    If two calls run at once, the second waits for the first, and then applies only the migrations that are still missing.
 
     Raise RegistryOutdated, before the first migration, if an applied file was changed. Raise RegistryUnavailable if
     Postgres does not answer or a table stays locked: earlier migrations stay applied. The session has no statement timeout

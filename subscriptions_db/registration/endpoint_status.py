@@ -25,8 +25,8 @@ def disable_active(
     """Disable the given endpoints that have been active for at least `active_s` seconds, and return their ids.
 
     Endpoints that have been active since an unknown time are disabled too. All other endpoints stay unchanged, because failures
-    from before an endpoint was enabled must not disable it. An endpoint whose URL is not the one of `url_sha256` stays
-    unchanged too. Safe to repeat.
+    from before an endpoint was enabled must not disable it. `AttemptedEndpoint.url_sha256` is the digest of the URL of the
+    failed attempts, if this is known. An endpoint that has another URL now stays unchanged too. Safe to repeat.
     """
     endpoints = list(attempted)
     asked = {

@@ -27,7 +27,7 @@ OVERLAP_0 = "`--overlap 0s`, in the API `overlap_s: 0`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """A new signing key, to be shown to the customer once."""
+    """The result of a rotation: a new signing key, which is shown to the customer once, and the ends of earlier secrets."""
 
     key: SigningKey
     others_end_at: tuple[dt.datetime, ...]
@@ -87,22 +87,22 @@ def rotate_in_transaction(
     Writes no audit entry.
     """
     new = signing.generate(scheme)
-    of = {"endpoint_id": endpoint_id, "purposes": endpoint_secrets.SIGNING}
-    owner = connection.execute(query("lock_owned_endpoint"), of).fetchone()
+    named = {"endpoint_id": endpoint_id, "purposes": endpoint_secrets.SIGNING}
+    owner = connection.execute(query("lock_owned_endpoint"), named).fetchone()
     if owner is None:
         raise errors.RegistrationError(
             endpoint_id, "there is no such endpoint, so no secret was created; `fanout get endpoints` lists them"
         )
-    connection.execute(query("delete_expired_secrets"), of)
-    ends_before = [row["expires_at"] for row in connection.execute(query("overlapping_secrets"), of)]
-    connection.execute(query("expire_signing_secrets"), of | {"overlap_s": overlap.total_seconds()})
-    connection.execute(query("delete_expired_secrets"), of)
-    ends = tuple(row["expires_at"] for row in connection.execute(query("overlapping_secrets"), of))
+    connection.execute(query("delete_expired_secrets"), named)
+    ends_before = [row["expires_at"] for row in connection.execute(query("overlapping_secrets"), named)]
+    connection.execute(query("expire_signing_secrets"), named | {"overlap_s": overlap.total_seconds()})
+    connection.execute(query("delete_expired_secrets"), named)
+    ends = tuple(row["expires_at"] for row in connection.execute(query("overlapping_secrets"), named))
     if len(ends) >= endpoint_secrets.MAX_SIGNING_KEYS:
         raise errors.RegistrationError(endpoint_id, _too_many(len(ends), ends_before[0]))
     row = EndpointSecret.of_key(new).to_row(ring, customer_id=owner["customer_id"], endpoint_id=endpoint_id)
     connection.execute(query("put_secret"), row)
-    connection.execute(query("touch_endpoint"), of)
+    connection.execute(query("touch_endpoint"), named)
     return Rotation(key=new, others_end_at=ends, customer_id=str(owner["customer_id"]))
 
 

@@ -27,7 +27,7 @@ class PartitionProgress(NamedTuple):
 
 
 class ReplayCounts(NamedTuple):
-    """Numbers of a replay's deliveries by outcome, to add to the stored numbers."""
+    """Numbers of a replay's deliveries by outcome. `add_counts` adds them to the counts of the replay in Postgres."""
 
     replay_id: str
     delivered: int = 0

@@ -45,7 +45,7 @@ class ReplayRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOne:
-    """One delivery, and the position of its event in Kafka."""
+    """The delivery that a resend delivers again, and the position of its event in Kafka."""
 
     webhook_id: str
     subscription_id: str

@@ -25,8 +25,8 @@ SCHEME_OF = {purpose: scheme for scheme, purpose in PURPOSE_OF.items()}
 SIGNING = list(SCHEME_OF)
 """The purposes of signing secrets."""
 FIELD_OF = {AUTH: "auth_secret", TLS_KEY: "tls_key"} | dict.fromkeys(SIGNING, "signing_secrets")
-"""Purpose → the field of an endpoint's row in registered_rows. The field has a placeholder for
-a stored secret, and None without one."""
+"""Purpose → the field of an endpoint's row in registered_rows. The field has a placeholder in place of the stored secret, and
+None if no secret is stored."""
 MAX_SIGNING_KEYS = 5
 """Maximum valid signing secrets of one endpoint. Each secret adds a signature to every request."""
 

@@ -101,11 +101,11 @@ class KeyRing:
 
 
 def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
-    """Take a sample of up to ten secrets of each key id. Raise SettingsError if the key ring opens no secret of one sample.
+    """Try to open up to ten stored secrets of each key id. Raise SettingsError if, for some key id, none of them opens.
 
-    Called before the job reads or the API uses the registry, and by commands
-    that seal new secrets, such as `fanout apply`. Later, a secret that does not open quarantines its endpoint. Without this
-    check, a wrong key ring would quarantine every endpoint.
+    Called before the job reads or the API uses the registry, and by commands that seal new secrets, such as `fanout apply`.
+    Later, a secret that does not open quarantines its endpoint. Without this check, a wrong key ring would quarantine every
+    endpoint.
     """
     if wrong := _misfits(connection, ring):
         raise errors.SettingsError(
@@ -116,7 +116,7 @@ def require_fits(connection: connect.Connection, ring: KeyRing) -> None:
 
 
 def _misfits(connection: connect.Connection, ring: KeyRing) -> list[str]:
-    """Return the ids of the keys whose sampled secrets the ring cannot open, not even one of them."""
+    """Return the ids of the keys for which the ring opens none of the sampled secrets."""
     opens: dict[str, bool] = {}
     for row in connection.execute(query("sealed_samples")):
         with contextlib.suppress(errors.SealError):

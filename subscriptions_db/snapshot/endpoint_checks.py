@@ -153,7 +153,8 @@ def _public_key_of(pem: Secret) -> bytes:
 def _is_fast(key: rsa.RSAPrivateKey) -> bool:
     """Return True if no number of the key is longer than in a key of MAX_RSA_BITS.
 
-    OpenSSL signs with the two primes. In a forged key, the primes may have thousands of bits more than the modulus.
+    OpenSSL signs with the two primes. In a forged key, the primes may have thousands of bits more than the modulus. Then each
+    signature would take too long, although the modulus has an allowed size.
     """
     numbers = key.private_numbers()
     halves = (numbers.p, numbers.q, numbers.dmp1, numbers.dmq1, numbers.iqmp)

@@ -36,9 +36,9 @@ class _LastChange(NamedTuple):
 class PostgresReader:
     """Answer look-ups over one connection, which the first look-up opens. After an error, the next look-up opens a new one.
 
-    Also find out if Postgres has lost commits, as the follower of a broadcast registry does: the log of changes must have the
-    revision of the last answer, with the same time. To compare the newest revision alone would miss some losses: a standby that
-    lacks the last changes may continue at a higher number, or use a number again.
+    Also find out if Postgres has lost commits in a failover, as the follower of a broadcast registry does: the log of changes
+    must have the revision of the last answer, with the same time. A look at the newest revision alone would miss some losses.
+    A standby without the last changes may continue with a higher revision, or give a lost revision's number to another change.
     """
 
     def __init__(self, database: settings.DatabaseSettings, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:
@@ -60,13 +60,15 @@ class PostgresReader:
         return self._losses
 
     def candidates(self, event_type: str, tenant_id: TenantId | None, since: Revision | None = None) -> Snapshot:
-        """Return the subscriptions that match an event type, and whose scope includes, by id, the tenant or a sub-tenant of it.
+        """Return the subscriptions that match an event type, with their endpoints: those about a tenant, or about all tenants.
 
-        `since`: also return the matching subscriptions with `Scope.everything` that changed after this revision. `tenant_id`
-        None: return instead all matching subscriptions with `Scope.everything`. The snapshot also has the endpoints, and the
-        tenant if it is registered. With a tenant, each scope contains only the part about this tenant. Waits for Postgres
-        without a time limit: an event without a look-up can neither be delivered nor skipped. If the task failed instead of
-        waiting, Spark would repeat its deliveries, and in the end stop the job.
+        1. `tenant_id` given: return the subscriptions whose scope includes, by id, the tenant or a sub-tenant of it. With
+           `since`, also return the subscriptions to all tenants (`Scope.everything`) that changed after this revision. The
+           snapshot also has the tenant if it is registered. Each scope contains only the part about this tenant.
+        2. `tenant_id` None: return all subscriptions to all tenants. `since` is ignored.
+
+        Waits for Postgres without a time limit: an event without a look-up can neither be delivered nor skipped. If the task
+        failed instead of waiting, Spark would repeat its deliveries, and in the end stop the job.
         """
         read = functools.partial(registry_reader.read_candidates, event_type=event_type, tenant_id=tenant_id, since=since)
         whose = "all tenants" if tenant_id is None else f"tenant {tenant_id}"

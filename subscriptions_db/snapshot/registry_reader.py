@@ -120,13 +120,15 @@ def read_candidates(
     tenant_id: TenantId | None,
     since: Revision | None = None,
 ) -> Snapshot:
-    """Return the subscriptions that match an event type, and whose scope lists the tenant, or a sub-tenant of it, as included.
+    """Return the subscriptions that match an event type, with their endpoints: those about a tenant, or about all tenants.
 
-    `since`: also return the matching subscriptions to all tenants (`Scope.everything`) that changed after this revision.
-    `tenant_id` None: return instead all matching subscriptions to all tenants. The snapshot also has the endpoints, and the
-    tenant if it is registered. With a tenant, the returned scopes contain only the part about this tenant. One statement finds
-    the ids of the subscriptions. For most pairs of tenant and event type, there are none. Otherwise a second read, at the
-    returned revision or a later one, reads the subscriptions and endpoints.
+    1. `tenant_id` given: return the subscriptions whose scope includes, by id, the tenant or a sub-tenant of it. With `since`,
+       also return the subscriptions to all tenants (`Scope.everything`) that changed after this revision. The snapshot also has
+       the tenant if it is registered. Each scope contains only the part about this tenant.
+    2. `tenant_id` None: return all subscriptions to all tenants. `since` is ignored.
+
+    One statement finds the ids of the subscriptions. For most pairs of tenant and event type, there are none. Otherwise a
+    second read, at the returned revision or a later one, reads the subscriptions and endpoints.
     """
     asked = {"patterns": _patterns(event_type), "tenant_id": tenant_id, "since": since}
     statement = query("candidates_for_everything" if tenant_id is None else "candidates_for_tenant")

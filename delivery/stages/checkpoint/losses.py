@@ -51,15 +51,15 @@ def moved(
 ) -> tuple[Positions, list[Loss]]:
     """Return the positions from which a lane at `positions` can continue, and the losses.
 
-    `has_committed` False: the lane has committed no micro-batch. `held`: (topic, partition) → the offsets that Kafka holds now.
-    A partition has a loss in each of four cases:
+    `has_committed` is False if the lane has committed no micro-batch. `held` maps (topic, partition) to the offsets that Kafka
+    holds now. A partition has a loss in each of four cases:
 
     1. The partition no longer exists: the new positions do not contain it.
-    2. The partition ends before the position: its topic was deleted and recreated, or its log was truncated. The lane reads the
-       partition from its first record.
-    3. The partition begins after the position: the records in between have expired.
+    2. The partition ends before the position: its topic was deleted and recreated, or its log was truncated. The new position
+       is the partition's first record.
+    3. The partition begins after the position: the records in between have expired. The new position is the first record.
     4. The lane has committed a micro-batch, has no position for this partition, and the partition does not begin at 0: its
-       first records have expired.
+       first records have expired. The new position is the first record that Kafka still has.
     """
     kept: Positions = {}
     losses = []

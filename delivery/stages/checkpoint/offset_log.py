@@ -94,7 +94,7 @@ class Checkpoint:
         """True if the lane has committed a micro-batch."""
 
     def move(self, positions: Positions, limited: Callable[[Positions], Positions], *, began_ms: int | None = None) -> None:
-        """Make the lane continue from `positions`. `limited` maps the end offsets of an interrupted micro-batch to new ones.
+        """Make the lane continue from `positions`. `limited` returns new end offsets of an interrupted micro-batch.
 
         `began_ms` becomes the start time of the committed micro-batch and of the interrupted one, in milliseconds since the
         epoch. Results and receipts that were written before this time are then ignored. None: the times stay. If a partition

@@ -34,8 +34,8 @@ FILE = "paused-topics.json"
 """Name of the file with the paused topics, in a lane's checkpoint folder."""
 ASK_S, MAX_ASK_S = 3.0, 60.0
 """Seconds between two requests to the schema registry while topics are paused: ASK_S at first, MAX_ASK_S at most. A pause that
-begins less than STEADY_S after the end of the last pause doubles this time. Each pause delays the other topics, by
-`schema_registry.wait_s` and a new query."""
+begins less than STEADY_S after the end of the last pause doubles this time. The reason is that each pause delays the other
+topics: by `schema_registry.wait_s`, and by the start of a new query."""
 STEADY_S = 120.0
 """Seconds without a pause after which the seconds between two requests are ASK_S again."""
 POLL_S = 0.1
@@ -60,7 +60,8 @@ Topics = Mapping[str, PausedTopic]
 def noted(topics: Topics, batch_id: int, found: Mapping[tuple[str, int], int]) -> dict[str, PausedTopic]:
     """Return the paused topics after a run of the micro-batch `batch_id`, which paused the partitions `found`. Pure.
 
-    `found`: (topic, partition) → first waiting offset. It replaces what an earlier run of the same micro-batch has paused.
+    `found` maps (topic, partition) to the first waiting offset. Topics that an earlier run of the same micro-batch has paused
+    are no longer paused, unless `found` has them.
     """
     now = {name: topic for name, topic in topics.items() if topic.since != batch_id}
     for (name, number), offset in found.items():
@@ -135,7 +136,8 @@ class PausedTopics:
     def note(self, batch_id: int, found: Mapping[tuple[str, int], int]) -> None:
         """Save the partitions that the micro-batch `batch_id` paused. Called before the micro-batch is committed.
 
-        `found`: (topic, partition) → first waiting offset. It replaces the result of an earlier run of the same micro-batch.
+        `found` maps (topic, partition) to the first waiting offset, and replaces the result of an earlier run of the same
+        micro-batch.
         """
         if not found and all(topic.since != batch_id for topic in self._topics.values()):
             return
@@ -266,8 +268,8 @@ class _File:
     def valid(self) -> Topics | None:
         """Return the topics in the file, without those whose micro-batch was not committed. None: there is no file.
 
-        The micro-batch of a topic is the one that paused it. Until its commit, the topic's positions are void
-        (`PausedTopic.since`).
+        The micro-batch of a topic is the micro-batch that paused the topic. Until this micro-batch is committed, the topic's
+        positions are void (`PausedTopic.since`).
         """
         text = offset_log.read(self._spark, f"{self._folder}/{FILE}")
         if text is None:

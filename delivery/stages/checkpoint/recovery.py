@@ -89,10 +89,10 @@ class _Rerun(NamedTuple):
 class Reruns:
     """Provide `work_log`, the completed-work log for the tasks of the present micro-batch of one lane.
 
-    The driver reads completed deliveries into the log only for a micro-batch that runs again. When such a micro-batch runs
-    again, the lane may pause topics, and then reads their records in a later micro-batch. Until then the log of each
-    micro-batch has the completed deliveries, at most MAX_COMPLETED. The driver has them in memory only: a restart of the
-    process forgets them. `of` is the class that interprets the lane's result records.
+    The driver reads completed deliveries into the log only for a micro-batch that runs again. If the lane pauses topics in that
+    micro-batch, a later micro-batch reads the records of these topics. Until then the log of every micro-batch contains the
+    completed deliveries, at most MAX_COMPLETED. The driver keeps them in memory only: a restart of the process forgets them.
+    `of` is the class that interprets the lane's result records.
     """
 
     def __init__(

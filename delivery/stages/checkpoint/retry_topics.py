@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 def require_same(spark: SparkSession, config: settings.Settings) -> None:
     """Raise SettingsError if the checkpoint of the retry lane has positions in a topic that no setting names now.
 
-    Otherwise, if the settings had another name when an interrupted micro-batch started, correct the end offsets of that
-    micro-batch. Spark has never run it, and would refuse to run it with the other name. Without a committed micro-batch do
-    nothing. Raise LaneFailed if the checkpoint is damaged. Called while no query of the lane runs.
+    Otherwise look at the interrupted micro-batch, if there is one. If its end offsets have a topic that no setting names now,
+    remove this topic from them. Spark has never run the micro-batch, and would refuse to run it with this topic.
+    Without a committed micro-batch do nothing. Raise LaneFailed if the checkpoint is damaged. Called while no query of the lane
+    runs.
     """
     folder = f"{config.spark.checkpoint.rstrip('/')}/retry"
     _, committed = recovery.newest(spark, folder)

@@ -100,7 +100,8 @@ def is_overdue(renewed_at: float, now: float) -> bool:
 def claimed(identity: str, observed: Observed, at: str) -> LeaseRecord:
     """Return the record with which the driver `identity` acquires or renews the Lease.
 
-    `at` is the present time, as `cluster.micro_time` returns it.
+    A renewal keeps the time of acquisition, and does not count as a transition. `at` is the present time, as
+    `cluster.micro_time` returns it.
     """
     before = observed.record
     if before is not None and before.holder == identity:

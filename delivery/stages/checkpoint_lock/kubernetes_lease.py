@@ -39,7 +39,7 @@ class LeaseClient(Protocol):
         """Return the Lease; None if it does not exist."""
 
     def write(self, record: election.LeaseRecord) -> election.LeaseRecord:
-        """Store the record, and return the stored one. Raise Conflict if the Lease is not at the version in `record`."""
+        """Store the record, and return the record as stored. Raise Conflict if the Lease is not at the version in `record`."""
 
 
 class Holder:

@@ -20,8 +20,11 @@ from delivery.stages.checkpoint_lock import cluster, file_lock, kubernetes_lease
 class Lock:
     """The lock of this process on some lanes of a checkpoint.
 
-    The constructor takes the file locks, and raises CheckpointInUse at once if another process has one of them. It raises
-    SettingsError if the checkpoint cannot be written. It raises LeaseRefused if a Lease is set and this process runs in no pod.
+    The constructor takes the file locks. The constructor raises three errors:
+
+    1. CheckpointInUse, at once, if another process has one of these locks.
+    2. SettingsError if the checkpoint cannot be written.
+    3. LeaseRefused if a Lease is set and this process runs in no pod.
     """
 
     def __init__(self, config: settings.SparkSettings, lanes: Iterable[str]) -> None:

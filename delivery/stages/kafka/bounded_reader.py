@@ -53,7 +53,7 @@ def batches(
 
 
 def _poll(consumer: confluent_kafka.Consumer, max_records: int, wait_s: float) -> list[confluent_kafka.Message]:
-    """Wait up to `wait_s` seconds for a message, and return it with the others that have arrived by then.
+    """Wait up to `wait_s` seconds for a message. Return it with all further messages that have arrived by then.
 
     A single call of `consume` would wait for `wait_s`, or for all `max_records`.
     """

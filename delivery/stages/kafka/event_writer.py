@@ -1,4 +1,4 @@
-"""Write the events of a batch record (one Kafka record with many events) to its topic, each as a record of its own.
+"""Write the events of a batch record (a Kafka record with many events) to the same topic, each as a record of its own.
 
 The writer waits until Kafka has confirmed or refused each event.
 
@@ -66,7 +66,7 @@ class WriteEvents(Protocol):
     def __call__(self, records: Sequence[batch_records.EventRecord], /) -> Mapping[int, str]:
         """Write records, and wait for Kafka's answers. Return the reason for each record refused for good.
 
-        The key of a reason is the record's place in `records`, from 0.
+        The key of a reason is the record's index in `records`, from 0.
 
         Raise KafkaUnavailable if a record could not be written, and may be written later.
         """
@@ -82,7 +82,8 @@ class KafkaEventWriter:
     def __call__(self, records: Sequence[batch_records.EventRecord], /) -> Mapping[int, str]:
         """Write records, with the result and the errors of WriteEvents. Discard the producer if a record was not written.
 
-        If Kafka refuses at least one record for good, each record whose confirmation has no offset counts as refused too.
+        A confirmation without an offset does not prove that Kafka has the record. The record counts as refused if Kafka refuses
+        another record for good. Otherwise raise KafkaUnavailable.
         """
         import confluent_kafka  # noqa: PLC0415  # the driver imports this module too
 
@@ -130,8 +131,8 @@ def take_apart(batches: Sequence[batch_records.BatchRecord], write: WriteEvents,
             continue
         owners = [number for number, records in enumerate(made) for _ in records]
         reasons = write(list(itertools.chain.from_iterable(made)))
-        refused = collections.Counter(owners[place] for place in reasons)
-        first = {owners[place]: reasons[place] for place in sorted(reasons, reverse=True)}
+        refused = collections.Counter(owners[index] for index in reasons)
+        first = {owners[index]: reasons[index] for index in sorted(reasons, reverse=True)}
         for number, batch in enumerate(group):
             if number in refused:
                 results.rejections.append(_rejection(batch, refused[number], first[number]))
@@ -199,8 +200,8 @@ class _Write:
         self._failure: str | None = None
 
     def all(self, records: Sequence[batch_records.EventRecord]) -> dict[int, str]:
-        for place, record in enumerate(records):
-            self._produce(place, record)
+        for index, record in enumerate(records):
+            self._produce(index, record)
         while self._unanswered and self._failure is None:
             self._producer.flush(_FLUSH_S)  # each record is confirmed or fails within `delivery.timeout.ms`
         self._raise_failure()
@@ -208,7 +209,7 @@ class _Write:
             raise errors.KafkaUnavailable(f"{next(iter(self._unplaced.values()))}. {IS_READ_AGAIN}")
         return self._refused | self._unplaced
 
-    def _produce(self, place: int, record: batch_records.EventRecord) -> None:
+    def _produce(self, index: int, record: batch_records.EventRecord) -> None:
         import confluent_kafka  # noqa: PLC0415
 
         while True:
@@ -220,27 +221,27 @@ class _Write:
                     key=record.key,
                     partition=record.partition,
                     headers=list(record.headers),
-                    on_delivery=functools.partial(self._answered, place, record.topic),
+                    on_delivery=functools.partial(self._answered, index, record.topic),
                 )
             except BufferError:  # the queue is full
                 self._producer.poll(0.1)
             except confluent_kafka.KafkaException as exc:
-                self._answered(place, record.topic, exc.args[0])
+                self._answered(index, record.topic, exc.args[0])
                 return
             else:
                 return
 
     def _answered(
-        self, place: int, topic: str, error: confluent_kafka.KafkaError, message: confluent_kafka.Message | None = None
+        self, index: int, topic: str, error: confluent_kafka.KafkaError, message: confluent_kafka.Message | None = None
     ) -> None:
         with self._lock:
             if error is not None and error.code() in self._for_good:
-                self._refused[place] = error.str()
+                self._refused[index] = error.str()
             elif error is not None:
                 self._failure = f"topic {topic} did not take an event of a batch record ({error.str()}). {IS_READ_AGAIN}"
             elif message is not None and message.offset() is None:
                 # After a refusal, an idempotent producer may take the answer "duplicate" for success (sink._ToKafka).
-                self._unplaced[place] = f"topic {topic}: the broker's answer has no offset for an event of a batch record"
+                self._unplaced[index] = f"topic {topic}: the broker's answer has no offset for an event of a batch record"
             self._unanswered -= 1  # last: `all`, in another thread, looks at the answers after the last record is answered
 
     def _raise_failure(self) -> None:

@@ -62,7 +62,7 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
             )  # fmt: skip
             metrics.SOURCE_UP.labels(lane).set(0)
             lane_watch.observe(health.Backlog(handled=handled, handled_at_s=progress.at_s), is_source_up=False)
-            # After a change of the leader this client asks the old one, and is refused, for up to 15 minutes.
+            # After a change of the leader this client asks the old leader, and is refused, for up to 15 minutes.
             admin = None
         else:
             metrics.SOURCE_UP.labels(lane).set(1)
@@ -110,9 +110,9 @@ def _ends(
 ) -> health.Positions:
     """Return the end offset of each partition in `positions`; raise KafkaException if Kafka does not answer, or refuses.
 
-    With the isolation level `read_committed`, a partition ends where its first open transaction begins. `may_be_gone`: topics
-    whose partitions may no longer exist. The result leaves out their missing partitions. A lane does not read a topic that it
-    has paused, so the lane does not end when the topic is deleted, and goes on with all others.
+    With the isolation level `read_committed`, a partition ends where its first open transaction begins. `may_be_gone` has
+    the topics whose partitions may no longer exist: the result leaves out their missing partitions. These are the topics that
+    the lane has paused. A lane does not read its paused topics, so it continues with the others when a paused topic is deleted.
     """
     if not positions:
         kafka_clients.require_answer(admin, within_s=TIMEOUT_S)

@@ -42,7 +42,7 @@ class RecordRange(NamedTuple):
     start: int
     """The first offset."""
     end: int
-    """The offset after the last one."""
+    """The offset after the last offset of the run."""
 
 
 _decoder = msgspec.msgpack.Decoder(list[list[RecordRange]])
@@ -140,7 +140,8 @@ def send(context: SparkContext, assignments: Sequence[Sequence[RecordRange]]) ->
 def received(number: int) -> list[RecordRange]:
     """Return the ranges of the task with this number, as `send` sent them. A task beyond the last part gets none.
 
-    Raise RuntimeError if the driver's thread has never sent ranges. Each micro-batch must send its own.
+    Raise RuntimeError if the driver's thread has never sent ranges. Each micro-batch must send its own ranges: otherwise its
+    tasks would get the ranges of an earlier micro-batch.
     """
     context = TaskContext.get()
     sent = None if context is None else context.getLocalProperty(PROPERTY)

@@ -59,10 +59,10 @@ def first_since(
 ) -> list[TopicPartition]:
     """Return, for each partition in `asked`, its first offset at or after a time.
 
-    `asked` has this time in the offset field, in milliseconds since the epoch. An offset below 0 in the result: the partition
-    has no record of this time or later. Raise KafkaException if Kafka does not answer within `timeout_s`, or refuses at least
-    one partition. Also raise it if a partition has no leader at the time `until`, in monotonic seconds. `until` None: after
-    `timeout_s`.
+    `asked` has this time in the offset field, in milliseconds since the epoch. If a partition has no record of this time or
+    later, its offset in the result is below 0. Raise KafkaException if Kafka does not answer within `timeout_s`, or refuses at
+    least one partition. Also raise it if a partition still has no leader at the time `until`, in monotonic seconds. `until` is
+    by default the time `timeout_s` seconds after the call.
     """
     until = time.monotonic() + timeout_s if until is None else until
 

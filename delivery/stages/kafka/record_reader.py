@@ -68,9 +68,9 @@ UNREADABLE_HEADERS = (("\ufffd", b""),)
 """Stands for all headers of a record that has a header whose name is not UTF-8. Because of U+FFFD, `attributes.require_utf8`
 rejects the record."""
 NO_RECORDS = "Kafka did not give the records of a task"
-"""Beginning of the error when Kafka did not answer. kafka_outage recognises the error by it."""
+"""Beginning of the error when Kafka did not answer. kafka_outage recognises the error by this text."""
 IS_READ_AGAIN = "The records are read again. Check the brokers"
-"""End of the same error."""
+"""End of the error that begins with NO_RECORDS."""
 Place = tuple[str, int]
 """A topic, and the number of a partition."""
 _headers: Callable[[Message], Any] = operator.methodcaller("headers")
@@ -130,7 +130,7 @@ class KafkaReader:
         try:
             yield from reader.records(ranges, with_keys=self.with_keys, in_order=self.in_order)
         except Exception:
-            process_state.EVENT_CONSUMERS.clear()  # the next task connects anew
+            process_state.EVENT_CONSUMERS.clear()  # the next task opens new connections
             raise
 
 

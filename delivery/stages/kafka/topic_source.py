@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every PySp
 from delivery.config import kafka_clients, settings, topic_pattern
 
 FETCH_WAIT_MS = "0"
-"""Milliseconds for which a broker keeps a fetch that finds no record: none. Spark fetches the existing records and then asks
-for the partition's first and last offsets. That request waits behind the consumer's next fetch. A broker that kept fetches
-would add this time to each micro-batch, for each partition (docs/adr/0026)."""
+"""Milliseconds for which a broker keeps a fetch that finds no record: with 0 the broker answers at once. Spark fetches the
+existing records and then asks for the partition's first and last offsets. That request waits behind the consumer's next fetch.
+A longer time would be added to each micro-batch, for each partition (docs/adr/0026)."""
 
 ASK_TIMEOUT_MS, ASK_TIMES = "20000", "10"
 """Milliseconds to wait for one answer of Kafka, and the number of tries. Spark asks for the end offsets by Java's admin client.

@@ -54,8 +54,8 @@ class LaneContext:
 
         1. Our network is broken, or works again: pause or resume all lanes.
         2. A worker's clock differs from the driver's: log a warning, if none was logged recently.
-        3. Endpoints are late or unresponsive, and our network is not broken: tell all workers, and suppress the unresponsive
-           ones.
+        3. Endpoints are late or unresponsive, and our network is not broken: name these endpoints to all workers, and suppress
+           the unresponsive endpoints.
         4. Endpoints are gone: request to disable them.
         """
         self.network.record(report.counters.reach)
@@ -95,7 +95,7 @@ def tools_of(
 def paused_topics_of(
     config: settings.Settings, spark: SparkSession, lane: str, watch: health.Watch, stop: threading.Event
 ) -> paused_topics.PausedTopics:
-    """Return the PausedTopics of one lane, at first empty. It pauses topics with a record whose schema cannot be read now."""
+    """Return the PausedTopics of one lane, at first without a topic. The lane leaves out the topics that are paused later."""
     folder = f"{config.spark.checkpoint.rstrip('/')}/{lane}"
     is_answering = functools.partial(kafka_outage.schema_registry_answers, config.schema_registry)
     return paused_topics.PausedTopics(spark, folder, watch, stop, is_answering)

@@ -26,7 +26,7 @@ WHOLE_LEASE_S = 300.0
 
 
 class RetryQuery(StatefulLane):
-    """The retry lane: its shards keep postponed deliveries, and its tasks attempt the due ones."""
+    """The retry lane: its shards keep postponed deliveries, and its tasks attempt the due deliveries."""
 
     NAME = "retry"
     COMPLETED_WORK_LOG = RetryLaneLog

@@ -36,13 +36,14 @@ JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1",
     "-XX:ReservedCodeCacheSize=240m",
 )
-"""JVM options that save CPU (docs/adr/0024) or pauses of all lanes (2 and 3, docs/adr/0052).
+"""JVM options that save CPU (docs/adr/0024) or pauses of all lanes (2 and 3, docs/adr/0052), explained in their order:
 
 1. The parallel collector saves a sixth of the JVM's CPU in the load test: a small heap does not need shorter pauses.
-2. With its footprint goal it would shrink the young generation, down to a third, while the collections cost little CPU. Then
-   there are three times as many young collections, and each promotes some 3 MB that are garbage a moment later. After 100 s a
-   collection of the old generation stopped the JVM, and so every lane, for 0.2 s. The price is 340 MB under light load.
-3. When its classes fill the metaspace to this size, the JVM collects the whole heap. With the default, 21 MB, such a
+2. The collector's footprint goal is off. With this goal it would shrink the young generation, down to a third, while the
+   collections cost little CPU. Then there are three times as many young collections, and each promotes some 3 MB that are
+   garbage a moment later. After 100 s a collection of the old generation stopped the JVM, and so every lane, for 0.2 s. The
+   price is 340 MB of memory under light load.
+3. When the JVM's classes fill the metaspace to this size, the JVM collects the whole heap. With the default, 21 MB, such a
    collection took 0.2 s before the first delivery.
 4. Using only the quick compiler saves another third: the other compiler takes minutes for code that mostly waits.
 5. By default the JVM's code cache has 48 MB with one compiler, and 240 MB with both. A lane with state fills 48 MB in 90 s. The
@@ -62,8 +63,8 @@ ALWAYS = {
     "spark.executor.defaultJavaOptions": " ".join(JVM_OPTIONS),
     "spark.python.worker.reuse": "true",
     "spark.python.daemon.module": "delivery.stages.worker_daemon",
-    # Between the JVM and its Python processes (docs/adr/0046). The folder's path must be short, because a socket's path has at
-    # most 107 bytes. The path of a cluster manager's temporary folder may be longer.
+    # The JVM and its Python processes connect by Unix sockets (docs/adr/0046). The folder's path must be short, because the
+    # path of a socket has at most 107 bytes. The path of a cluster manager's temporary folder may be longer.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.unix.domain.socket.dir": "/tmp",  # noqa: S108  # only the job's user may open the sockets
     # The broadcast snapshot holds customers' secrets; without this, its blocks would be on the local disks in the clear.
@@ -101,7 +102,7 @@ ALWAYS = {
     "spark.sql.ui.retainedExecutions": RETAINED,
     "spark.ui.showConsoleProgress": "false",
     "spark.scheduler.mode": "FAIR",
-    # Streaming queries ignore it, and would log a warning at each start.
+    # Streaming queries ignore adaptive execution, and would log a warning at each start.
     "spark.sql.adaptive.enabled": "false",
     # A checksum over all shuffled bytes took a tenth of the JVM's CPU samples in the batch lane. With the checksum, Spark
     # reruns the tasks after a shuffle if a task before the shuffle runs again and writes other bytes. Their deliveries would

@@ -99,15 +99,18 @@ def _is_error(record: logging.LogRecord) -> bool:
 class StreamingLane(Generic[Registry]):
     """Run a lane as a streaming query that passes each micro-batch to `handle`. Restart the query when needed.
 
-    `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop. `on_begin` is called
-    with the number of each micro-batch before `handle`. After a query ended because Kafka did not answer, `is_kafka_back` is
-    called every `ask_s` seconds, until it returns True or the job is asked to stop. `is_woken`: True if a wake-up record in
-    Kafka causes a micro-batch at the start even without events. The lane is then ready once this micro-batch is committed, so
-    no event waits for the slow first micro-batch of a process. False: the lane is ready once its query has started. `paused`
-    has the topics that wait for the schema registry; None: the lane pauses no topic. When these topics change, the query
-    restarts with a new plan.
-    `records_of` returns the number of records of a committed micro-batch. None: Spark counts them, because Spark reads them.
-    `stalled_after_s`: when the job stops, the lane interrupts a micro-batch that runs for that many seconds more.
+    - `acquire` returns the registry for a micro-batch, and may wait for it; None: the job is asked to stop.
+    - `on_begin` is called with the number of each micro-batch before `handle`.
+    - `is_kafka_back` is called every `ask_s` seconds after a query ended because Kafka did not answer. The query restarts when
+      `is_kafka_back` returns True.
+    - `is_woken` is True if a wake-up record in Kafka causes a micro-batch at the start, even without events. The lane is then
+      ready once this micro-batch is committed, so no event waits for the slow first micro-batch of a process. False: the lane
+      is ready once its query has started.
+    - `paused` has the topics that wait for the schema registry. When these topics change, the query restarts with a new plan.
+      None: the lane pauses no topic.
+    - `stalled_after_s`: seconds after a stop request until the lane interrupts a micro-batch that still runs.
+    - `records_of` returns the number of records of a committed micro-batch, by its number. None: Spark counts the records,
+      because Spark reads them.
     """
 
     def __init__(
@@ -329,8 +332,8 @@ def is_unplanned(text: str) -> bool:
 def cause_of(failure: str) -> str:
     """Return the line of a failed query's error text that names the cause; "" if there is none.
 
-    1. Spark's Kafka source writes a line "Reason: …" with the affected partition: the last of these lines.
-    2. Any other error: the last line that is neither a stack frame nor a bare SQLSTATE.
+    1. If the text has lines "Reason: …", in which Spark's Kafka source names a partition, return the last of these lines.
+    2. Otherwise return the last line that is neither a stack frame nor a bare SQLSTATE.
     """
     text = failure.partition("=== Streaming Query ===")[0].splitlines()
     lines = [line.strip() for line in text if line.strip() and not _SAYS_NOTHING.match(line)]

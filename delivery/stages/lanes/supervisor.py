@@ -149,8 +149,10 @@ def drain_workers(config: settings.Settings, spark: SparkSession | None, realtim
     """Wait for the attempts that still run in the workers after the lanes have ended, at most `delivery.stop_within_s`.
 
     `spark` is the session of the direct, batch and retry lanes; None: none of them ran. `realtime` is the session in which the
-    real-time lane ran in micro-batches; None: it did not. That session's workers have processes and a plan of their own. The
-    tasks of the real-time trigger have waited already. Never raises: a failure only means that the next start repeats requests.
+    real-time lane ran in micro-batches; None: it never ran in micro-batches. The session `realtime` has worker processes and a
+    worker plan of its own. Tasks under the real-time trigger have already waited for their attempts.
+
+    Never raises. After a failure the next start may repeat the requests that were still in flight.
     """
     until_s = time.monotonic() + config.delivery.stop_within_s
     for session, plan in ((spark, plan_builder.plan_of(config)), (realtime, plan_builder.of_realtime(config))):

@@ -29,7 +29,7 @@ class WorkerReport(NamedTuple):
     gone: frozenset[AttemptedEndpoint]
     """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: frozenset[EndpointId]
-    """Endpoints that were silent for the setting `delivery.patience_s`."""
+    """Endpoints that sent a worker no response for `delivery.patience_s` seconds."""
     late: frozenset[EndpointId] = frozenset()
     """Endpoints for whose response a task waited in vain."""
     paused: Mapping[tuple[str, int], int] = {}  # never changed
@@ -39,7 +39,8 @@ class WorkerReport(NamedTuple):
 class Telemetry:
     """Collect the counters of one lane's tasks, and add them to the metrics.
 
-    The tasks count by calling `observer`. The real-time lane's tasks do not: their reports come to `add`.
+    Tasks of the direct, batch and retry lanes count by calling `observer`. For the real-time lane, the driver passes the
+    counters in the tasks' reports to `add` instead.
     """
 
     def __init__(self, context: SparkContext, lane: str, config: settings.LogsSettings) -> None:

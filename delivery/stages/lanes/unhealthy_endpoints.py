@@ -1,4 +1,4 @@
-"""Keep the unhealthy endpoints for all workers: the suppressed and the late ones.
+"""Keep the unhealthy endpoints for all workers: the suppressed endpoints and the late endpoints.
 
 Events of a suppressed endpoint go to the retry lane without an attempt, because the endpoint fails or does not answer. A late
 endpoint gets attempts, but tasks of the direct and batch lanes hardly wait for its responses.
@@ -19,10 +19,10 @@ from delivery.webhooks.policy import retry_reasons
 from delivery.webhooks.scheduling import unhealthy
 
 LATE_S = 600.0
-"""Seconds for which a late endpoint is kept. By then most workers have met it: they estimate its response time themselves."""
+"""Seconds for which a late endpoint is kept. By then most workers have sent it requests, and estimate its response time."""
 MAX_WATCHED = 5_000
-"""Most endpoints whose next acceptance the workers are asked to report. All ids are sent to each task. With more, the workers
-report all endpoints, each seldom."""
+"""Most endpoints whose next acceptance the workers are asked to report. The ids of all these endpoints are sent to each task.
+If there are more, the workers report acceptances of every endpoint, but at longer intervals (`health_hints.SHARE`)."""
 MAX_LATE = 1_000
 """Most late endpoints that are kept: the last ones that were reported. All are sent to each task, with some 40 bytes for
 each."""
@@ -48,7 +48,7 @@ class UnhealthyEndpoints:
         """By endpoint, the time of its last report. The oldest report comes first."""
 
     def set_reported(self, suppressed: frozenset[EndpointId], watched: frozenset[EndpointId]) -> None:
-        """Replace two sets: endpoints that the retry lane suppresses, and endpoints whose next acceptance it must learn.
+        """Replace the endpoints that the retry lane suppresses, and the endpoints whose next acceptance workers must report.
 
         The retry lane calls this after each micro-batch that has input partitions: only then do the lane's shards report.
         """

@@ -81,8 +81,7 @@ class Channel:
         """Wait for the peer's next message, and return it.
 
         Raise ChannelBroken if the peer is gone, if the message is too short or too large, or if it was not sealed for this
-        connection.
-        Unless `wait_without_timeout` was called before, also raise it if the peer sends nothing for CONNECT_S.
+        connection. Unless `wait_without_timeout` was called before, also raise it if the peer sends nothing for CONNECT_S.
         """
         (length,) = _LENGTH.unpack(_read(self._connection, _LENGTH.size))
         if not _NONCE_BYTES < length <= self._most:

@@ -57,7 +57,7 @@ class TaskReport:
     gone: frozenset[AttemptedEndpoint] = frozenset()
     """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: frozenset[EndpointId] = frozenset()
-    """Endpoints that were silent for the setting `delivery.patience_s`."""
+    """Endpoints that sent a worker no response for `delivery.patience_s` seconds."""
     next_offsets: Mapping[Place, int] = field(default_factory=dict)
     """For each partition with progress: the offset below which the results of all records are written."""
     paused: frozenset[Place] = frozenset()
@@ -72,7 +72,7 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverUpdate:
-    """The driver's answer to a report: what the worker lacks of the newest registry, and what the task must do."""
+    """The driver's answer to a report: the missing part of the registry, suppressed endpoints, and whether to pause or stop."""
 
     base_id: str = ""
     """The id of the newest snapshot; empty: the driver has not read the registry yet."""

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 FOR_S = 3.0
 """Seconds for which records must be old, or young, before the lane changes its mode. So a short pause changes nothing."""
 EVERY_S = 1.0
-"""Seconds between two judgements, each by the oldest record since the judgement before. The driver polls more often than tasks
-report, so a poll without a report says nothing."""
+"""Seconds between two judgements of the records' age. A judgement uses the oldest record that was read since the last one. A
+single poll says too little: the driver polls more often than tasks report, so many polls see no record."""
 LEAST_S = 10.0
-"""Shortest duration of a catch-up that begins after more than LASTED_S of real time, in seconds. Each change of the mode stops
-delivery for some seconds. After less real time, also after the start, the shortest duration doubles."""
+"""Shortest duration of a catch-up after more than LASTED_S of real time, in seconds. If less real time preceded the catch-up,
+its shortest duration is twice that of the last catch-up, at most MOST_S. For a first catch-up soon after the start it is twice
+LEAST_S. The durations keep the changes of the mode rare, because each change stops delivery for some seconds."""
 MOST_S = 300.0
 """Upper bound of a catch-up's shortest duration, in seconds. A lane that gets more records than it can deliver one by one
 reaches this bound."""

@@ -107,11 +107,11 @@ class RealtimeLane:
         """The session of the lane's micro-batches, once the lane has run in micro-batches. A task of this session may end while
         attempts go on in the background of its process. So wait for these attempts after the lane has ended."""
         self._paused: frozenset[realtime_lane.Place] = frozenset()
-        """The paused partitions that were logged: those at the end of the last query, and those of the present one."""
+        """Partitions whose pause is logged already: of the present query, and still paused at the end of the last query."""
         self._reads_again = False
         """True if the last query ended because of paused partitions."""
         self._ended: frozenset[completed_work.Key] = frozenset()
-        """`StartOffsets.ended` of the last query that started for another reason than paused partitions."""
+        """Deliveries that had ended when a query last started for another reason than paused partitions."""
         self._restarts = 0
         """Restarts after a fault since tasks last handled a record."""
 

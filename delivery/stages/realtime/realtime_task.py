@@ -134,11 +134,14 @@ class RealtimeTask:
     def end(self) -> None:
         """Wait until the results of all records that were begun are written, then send the last report to the driver.
 
-        Called in the task's thread after the last record, and in the reporter's thread when the driver stops the query. Does
-        nothing if `give_up`, or an earlier `end`, has begun the last report. If the task has failed, raise the error: of a
-        delivery, of a write, or of the exchange with the driver. Raise ChannelBroken if the driver cannot get the last report
-        of a task that has read all of its records. If partitions are paused, ask the driver for a restart instead of the last
-        report: if the task succeeded, Spark would commit the dropped records.
+        Called in the task's thread after the last record, and in the reporter's thread when the driver stops the query.
+
+        1. `give_up`, or an earlier `end`, has begun the last report: do nothing.
+        2. The task has failed: raise the error of the delivery, the write, or the exchange with the driver.
+        3. The task has paused partitions, and the driver has not stopped the task: send no last report. The next report asks
+           for a restart. If the task succeeded, Spark would commit the dropped records of these partitions.
+        4. The driver has stopped the task: wait for its background attempts, then report STOPPED.
+        5. The task has read all of its records: report DONE. Raise ChannelBroken if the driver cannot get this report.
         """
         with self._ending:
             if self._is_ended:
@@ -161,9 +164,9 @@ class RealtimeTask:
     def await_end_of_query(self) -> None:
         """If the task was stopped or given up, or asks for a restart, wait until Spark ends this process.
 
-        A task that waits has dropped records. If it returned, Spark would commit these records. If it failed,
-        Spark would retry the task. So it fails, with Orphaned, only when the JVM is gone or the driver did not end the query
-        in time.
+        Such a task has dropped records. If the task succeeded, Spark would commit the dropped records. If the task failed,
+        Spark would retry the task. So this method neither returns nor raises while the driver may still end the query. Raise
+        Orphaned if the JVM is gone, or if the driver has not ended the query in time.
         """
         deadline = time.monotonic() + self._stop_within_s + self._stopped_s
         while self._lane.is_over or self._asks_for_restart:

@@ -45,9 +45,10 @@ def buffer() -> ReportBuffer:
 
 @dataclass(frozen=True, slots=True)
 class BufferedTotal:
-    """The name of one total. `add` adds to this total in the buffer of the process in which it is called.
+    """The name of one total. `add` adds to this total in the buffer of the process that calls `add`.
 
-    So this object can be pickled and sent to the workers. In the real-time lane it replaces an accumulator.
+    The object holds only the name, so it can be pickled and sent to the workers. In the real-time lane it replaces a Spark
+    accumulator.
     """
 
     name: str

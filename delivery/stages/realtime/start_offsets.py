@@ -147,7 +147,7 @@ def save(spark: SparkSession, checkpoint: str, start: StartOffsets) -> None:
 def _receipts_patiently(
     asked: completed_reader.CompletedWork, of: Callable[[str], bool], bounds: ReceiptBounds
 ) -> tuple[dict[Place, list[HandledRange]], int]:
-    """Return the result of `_receipts`. Raise KafkaUnavailable if it fails TRIES times, or once with KafkaUnavailable."""
+    """Return the result of `_receipts`. Raise KafkaUnavailable if `_receipts` fails TRIES times, or once with that error."""
     why = ""
     for _ in range(TRIES):
         try:
@@ -268,9 +268,10 @@ def begin_at(spark: SparkSession, checkpoint: str, positions: offset_log.Positio
     """Make a real-time lane that has committed nothing begin at `positions`. `checkpoint` is the lane's folder.
 
     Write `positions` to INITIAL_POSITIONS_FILE, then delete the folder. If a query has started, the folder holds the query's
-    first offsets. Spark would read a topic that is not among them from its first record. Without the folder, the receipts since
-    that start are not read, so `positions` must already be moved forward by them. After a crash before the deletion, the next
-    start reads the file and the folder, and takes the larger offset of each partition.
+    first offsets, and Spark would read every other topic from its first record. The deletion also loses the time of that start,
+    so no later call of `read` finds the receipts since then. The caller must already have moved `positions` forward by these
+    receipts. After a crash before the deletion, the next start reads the file and the folder, and takes the larger offset of
+    each partition.
     """
     offset_log.write(spark, f"{checkpoint.rpartition('/')[0]}/{INITIAL_POSITIONS_FILE}", json.dumps(positions))
     offset_log.delete(spark, checkpoint)

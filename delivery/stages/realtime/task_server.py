@@ -2,8 +2,8 @@
 
 Runs on the driver, with a thread for each task's connection. In real time a task runs for minutes. Spark's accumulators arrive
 only when the task ends, and the task's closure never changes. So each task keeps a connection to the driver, and reports
-several times a second. The driver answers with what the task's registry lacks, with all suppressed endpoints, and whether the
-task must pause or stop (docs/adr/0040).
+several times a second. The driver answers with the changes that the task's registry lacks, with all suppressed endpoints, and
+whether the task must pause or stop (docs/adr/0040).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pack the base snapshot of the registry, and its changes since then, once for all tasks of the real-time lane.
+"""Pack the base snapshot of the registry, and all changes since this snapshot, once for all tasks of the real-time lane.
 
 Runs on the driver, on the threads of the lane's TaskServer. All tasks ask for the same values at the same moment: for the
 snapshot at the start of a query, and when the registry has a new base; for the changes within a quarter of a second after each
@@ -30,7 +30,7 @@ class _Packed(NamedTuple):
 
 
 class _PackedValue:
-    """The newest packed value of one kind. Thread-safe. `clock` is monotonic, in seconds."""
+    """The last packed base snapshot, or the last packed changes. Thread-safe. `clock` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -38,9 +38,9 @@ class _PackedValue:
         self._newest: _Packed | None = None
 
     def packed(self, key: object, value: object) -> bytes:
-        """Return `value`, packed by `pickling.packed`. `key` identifies it.
+        """Return `value`, packed by `pickling.packed`. With the key of the last call, return the bytes of the last call.
 
-        Wait while another thread packs a value. Only the value of the last call is kept.
+        Wait while another thread packs a value. Only the bytes of the last call are kept.
         """
         with self._lock:
             kept = self._newest
@@ -59,7 +59,7 @@ class _PackedValue:
 
 
 class BasePacker:
-    """Pack the base snapshot of the registry, and the changes since then, once for all tasks. Thread-safe.
+    """Pack the base snapshot of the registry, and all changes since this snapshot, once for all tasks. Thread-safe.
 
     `clock` is monotonic, in seconds.
     """
@@ -84,6 +84,6 @@ class BasePacker:
         return self._changes.packed((published.base_id, published.changes.revision), published.changes)
 
     def forget_unused(self) -> None:
-        """Delete what no task has asked for in KEEP_S seconds. Do not wait for a thread that packs."""
+        """Delete packed values that no task has asked for in KEEP_S seconds. Do not wait for a thread that packs a value."""
         self._base.forget_unused()
         self._changes.forget_unused()

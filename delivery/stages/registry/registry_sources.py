@@ -11,7 +11,7 @@ from delivery.stages.registry.job_registry import JobRegistry, RegistrySupply
 
 
 def source(config: settings.Settings, registry: JobRegistry, stop: threading.Event) -> RegistrySupply:
-    """Return the source from which all lanes of the job get the registry: the one that `snapshot.source` names.
+    """Return the source from which all lanes of the job get the registry. The setting `snapshot.source` names this source.
 
     With "broadcast", the driver begins to read the registry at once, on a thread of its own. With "lookup", the driver asks
     Postgres for the revision before each micro-batch. Raise SettingsError if the settings have no valid key ring, or with

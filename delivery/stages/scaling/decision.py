@@ -79,8 +79,8 @@ class ScalingState:
     lanes: Mapping[str, load.Measured] = field(default_factory=dict)
     """The measurements of each lane."""
     sufficed: tuple[tuple[float, int], ...] = ()
-    """Pairs (monotonic seconds, smallest number of executors that would have sufficed then), oldest first: those of the last
-    `scale_in_after_s`, and the newest older pair, if there is one."""
+    """Pairs (monotonic seconds, smallest number of executors that would have sufficed then), oldest first. They are the pairs
+    of the last `scale_in_after_s` seconds, and before these the newest older pair, if there is one."""
     fell_at_s: float = -math.inf
     """When the wanted number last fell; monotonic seconds."""
 
@@ -136,9 +136,9 @@ class _Need:
     drain_s: float
     """Seconds until the registered executors have drained the lane's lag."""
     more: int
-    """Number of executors that drains the lag in time; the wanted number, if that one suffices or the lag is unknown."""
+    """Number of executors that drains the lag in time. The present wanted number, if it suffices or the lag is unknown."""
     useful: int
-    """Largest number of executors that all have a partition to read; the wanted number, if the partitions are unknown."""
+    """Largest number of executors that all have a partition. The present wanted number, if the partitions are unknown."""
     sufficient: int
     """Number of executors that would suffice with only HEADROOM of their throughput in use."""
 
@@ -171,7 +171,10 @@ def _need(known: load.Measured, kept: int, policy: Policy, executors: int) -> _N
 def _unmeasured(known: load.Measured, kept: int, useful: int, policy: Policy, executors: int) -> _Need:
     """Return the need of a lane without a measured throughput.
 
-    A lane that is behind handles as much as it can. So the records that it handles a second stand for its throughput.
+    1. The lane is not behind: the present number suffices. While the lag is at most the arrivals of QUIET_S, a smaller number
+       counts as sufficient, too. This number follows from the arrivals and `Measured.proven`, and is 0 if `proven` is unknown.
+       It is at least one below the present number.
+    2. The lane is behind, so it handles as much as it can. The records that it handles a second stand for its throughput.
     """
     lag, arrival_per_s = known.lag or 0, known.arrival_per_s
     if not known.is_behind:

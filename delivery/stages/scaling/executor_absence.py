@@ -72,9 +72,9 @@ class ExecutorAbsence:
     def watching(self, context: SparkContext, stop: threading.Event) -> Iterator[None]:
         """As a context manager: ask Spark for its executors every LOOK_EVERY_S, on a thread, until the `with` block ends.
 
-        While none is registered after `stop` is set, cancel all jobs of Spark at each request. If the block fails by such a
-        cancelled job, raise LaneFailed instead. Do nothing with a master that has no separate executors, and with Spark's own
-        dynamic allocation, which may end all executors of an idle job.
+        If `stop` is set and no executor is registered, cancel all jobs of Spark, again at each request. If the block fails by
+        such a cancelled job, raise LaneFailed instead. Do nothing if the master has no separate executors. Also do nothing with
+        Spark's own dynamic allocation, which may end all executors of an idle job.
         """
         is_dynamic = context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true"
         if is_dynamic or not executors.are_separate(context.master or ""):

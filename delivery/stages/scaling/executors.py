@@ -25,7 +25,7 @@ class Executors(NamedTuple):
     active: tuple[str, ...]
     """Executors that get tasks."""
     ending: tuple[str, ...]
-    """Decommissioned executors: they finish their running tasks and get no further ones."""
+    """Decommissioned executors: they finish their running tasks and get no further tasks."""
 
 
 class SparkExecutors:
@@ -57,8 +57,8 @@ class SparkExecutors:
         """
         why = self._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(WHY, self._jvm.scala.Option.empty())
         pairs = self._gateway.new_array(self._jvm.scala.Tuple2, len(names))
-        for place, name in enumerate(names):
-            pairs[place] = self._jvm.scala.Tuple2(name, why)
+        for index, name in enumerate(names):
+            pairs[index] = self._jvm.scala.Tuple2(name, why)
         self._context.schedulerBackend().decommissionExecutors(pairs, False, False)
 
     def _listed(self, names: Any) -> list[str]:

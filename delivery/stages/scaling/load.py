@@ -60,8 +60,8 @@ class Measured:
     """The observations of one lane, and its measured throughput."""
 
     window: tuple[Load, ...] = ()
-    """The observations of the last WINDOW_S, and the newest older one, if there is one, so that the window spans WINDOW_S.
-    Oldest first. After an observation without a known lag, only that one."""
+    """The observations of the last WINDOW_S, oldest first. The newest older observation, if there is one, comes before them, so
+    that the window spans WINDOW_S. After an observation without a known lag, only this observation is in the window."""
     executors: int = 1
     """Executors that were registered at the last observation with a known lag; at least 1."""
     changed_at_s: float = -math.inf

@@ -22,9 +22,9 @@ def values(kind: pa.DataType, items: Sequence[bytes | None]) -> pa.Array:
     present = None
     if None in items:
         bits = bytearray((len(items) + 7) // 8)
-        for place, item in enumerate(items):
+        for index, item in enumerate(items):
             if item is not None:
-                bits[place // 8] |= 1 << place % 8
+                bits[index // 8] |= 1 << index % 8
         present = pa.py_buffer(bits)
     return pa.Array.from_buffers(
         kind, len(items), [present, pa.py_buffer(ends), pa.py_buffer(b"".join(item or b"" for item in items))]

@@ -38,7 +38,10 @@ class BatchDecision:
     def __call__(
         self, index: bytes | None, arrived: list[shard_state.Arrived], read: Callable[[int], bytes], now_ms: int
     ) -> shard_state.Decided:
-        """Decide which batches of one shard leave now, and which segments the shard writes and removes."""
+        """Decide which batches of one shard leave now, and which segments the shard writes and removes.
+
+        `shard_state.Decide` describes the parameters and the errors.
+        """
         known = batcher.decoded(index)
         segments = (each.value for each in arrived)
         decided = batcher.decide(known, segments, read, now_ms=now_ms, look_ahead_ms=self.look_ahead_ms)

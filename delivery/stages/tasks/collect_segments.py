@@ -28,9 +28,9 @@ _ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("key", pa.binary()), ("value"
 
 
 CHUNK_RECORDS = 1000
-"""Number of records that are collected together, as a chunk. The last chunk of a task may have fewer. Chunks must not depend on
-how Kafka sent the records: at the end of a chunk full batches may become a segment, and a micro-batch that runs again must form
-the same batches."""
+"""Number of records that are collected together, as a chunk. The last chunk of a task may have fewer. At the end of a chunk
+full batches may become a segment, and a micro-batch that runs again must form the same batches. So the size of a chunk must
+not depend on how many records Kafka sent at once."""
 
 
 class RoutedRow(NamedTuple):
@@ -73,8 +73,8 @@ def route(
 class RouteAssignment:
     """The function that Spark calls in each task: read records, yield rows of SCHEMA for the lane's state.
 
-    Spark passes the task's number, in the only column of its row. The function also writes the results of
-    this step to Kafka: skipped deliveries, rejected records and offset receipts.
+    Spark passes a row with the task's number in its only column. The function also writes to Kafka the results of this step:
+    skipped deliveries, rejected records and offset receipts.
     """
 
     tools: task_context.Tools

@@ -30,11 +30,11 @@ def deliver_batches(
 ) -> DataFrame:
     """Return a frame without rows, whose tasks deliver due batches and write the results to Kafka.
 
-    `task_context.run` runs the tasks. `batches` is the result of `shard_state.decide_shards`, without further columns. Batches
-    for suppressed endpoints go to the retry lane. Events whose deliveries ended according to `work_log` are left out.
+    `task_context.run` runs the tasks. `batches` is the unchanged result of `shard_state.decide_shards`. Batches for suppressed
+    endpoints go to the retry lane. Events whose deliveries ended according to `work_log` are left out.
 
-    The shards are coalesced to `parallelism` tasks, so that the shards of one task share a dispatcher. The dispatcher waits for
-    unresponsive endpoints of all its shards at the same time, not for one shard after the other.
+    Each of the `parallelism` tasks gets the batches of several shards, and has one dispatcher, which sends the requests. The
+    dispatcher waits for unresponsive endpoints of all these shards at the same time, not for one shard after the other.
     """
     partition = DeliverBatchesPartition(tools=tools, source=source, unhealthy=unhealthy, work_log=work_log)
     return batches.coalesce(parallelism).mapInArrow(partition, task_context.NO_ROWS)

@@ -31,9 +31,9 @@ def deliver_leases(
 ) -> DataFrame:
     """Return a frame without rows, whose tasks deliver leases and write the results and reports to Kafka.
 
-    `task_context.run` runs the tasks, at most `parallelism` of them. `leases` is the result of `shard_state.decide_shards`,
-    without further columns. Leases and deliveries that ended according to `work_log` are left out. After a task has started its
-    last lease, it waits up to `settle_s` seconds for the attempts. Attempts that take longer continue in the worker, and a
+    `task_context.run` runs the tasks, at most `parallelism` of them. `leases` is the unchanged result of
+    `shard_state.decide_shards`. Leases and deliveries that ended according to `work_log` are left out. After a task has started
+    its last lease, it waits up to `settle_s` seconds for the attempts. Attempts that take longer continue in the worker, and a
     later task in the same worker reports their leases.
     """
     partition = DeliverLeasesPartition(tools=tools, source=source, settle_s=settle_s, work_log=work_log)

@@ -18,13 +18,17 @@ from delivery.stages.tasks import task_context
 
 
 def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: float) -> None:
-    """In each worker process of the session `spark`, run a task that waits until the process has no attempt in flight.
+    """Wait until no worker process of the session `spark` has an attempt in flight, at most `within_s` seconds in all.
 
-    The tasks wait at most `within_s` seconds. A session with another buffer size has worker processes of its own. Spark assigns
-    its worker processes round robin. A task slot has at most two processes: one that decides on shards, and one that delivers.
-    So there are more processes than slots, and the processes wait in turns. A first round, without waiting, asks every process
-    to start no more attempts. Without the first round, some processes would start attempts while the job waits for other
-    processes. Raise the errors of `task_context.run`.
+    Each task slot of Spark has at most two worker processes: one that decides on shards, and one that delivers. Spark assigns
+    its processes to tasks round robin. So two tasks for each slot reach all processes. They run in two rounds:
+
+    1. Each task asks its process to start no more attempts of leases, and ends at once.
+    2. Each task waits until its process has no attempt in flight. There are more processes than slots, so the processes wait
+       in turns. Without round 1, some processes would start attempts while the job waits for others.
+
+    A session with another `realtime_source.BUFFER_SIZE` has worker processes of its own, which these tasks do not reach. Raise
+    the errors of `task_context.run`.
     """
     processes = 2 * spark.sparkContext.defaultParallelism
     nothing = spark.range(0, processes, 1, processes).where("id < 0")
@@ -34,10 +38,10 @@ def drain_workers(spark: SparkSession, tools: task_context.Tools, within_s: floa
 
 @dataclass(frozen=True, slots=True)
 class DrainPartition:
-    """The function that Spark calls for an empty partition: stop the leases of the retry lane in this worker process.
+    """The function that Spark calls for an empty partition: let this worker process end its attempts in flight.
 
-    Stopped leases begin no further attempt. Then wait until the process has no attempt in flight, at most `within_s` seconds,
-    and not beyond `until_s`. At the end, write the results of the leases to Kafka.
+    First stop the leases of the retry lane: they begin no further attempt. Then wait until the process has no attempt in
+    flight, at most `within_s` seconds, and not beyond `until_s`. At the end, write the results of the leases to Kafka.
     """
 
     tools: task_context.Tools

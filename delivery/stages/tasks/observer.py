@@ -82,7 +82,7 @@ class PausedParam(AccumulatorParam[dict[tuple[str, int], int]]):
     def addInPlace(  # noqa: N802  # Spark's name
         self, value1: dict[tuple[str, int], int], value2: dict[tuple[str, int], int]
     ) -> dict[tuple[str, int], int]:
-        """Return the paused partitions of both."""
+        """Return the paused partitions of both. A partition in both has the smaller of its two offsets."""
         return value1 | {place: min(at, value1.get(place, at)) for place, at in value2.items()}
 
 
@@ -123,7 +123,7 @@ class Observer:
     gone: Accumulator[frozenset[AttemptedEndpoint]]
     """Endpoints that answered with status 410: they are gone for good."""
     unresponsive: Accumulator[frozenset[EndpointId]]
-    """Endpoints that were silent for the setting `delivery.patience_s`."""
+    """Endpoints that sent a worker no response for `delivery.patience_s` seconds."""
     level: str
     """The setting `logs.level`."""
     format: str

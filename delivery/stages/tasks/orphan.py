@@ -12,8 +12,9 @@ from collections.abc import Callable
 from types import FrameType
 
 ENDS_WITHIN_S = 4.0
-"""Most seconds between SIGHUP and the end of an orphaned worker. A restarted job usually reads the completed-work log later,
-because its JVM takes several seconds to start. Deliveries whose results are written after that reading are repeated."""
+"""Most seconds between SIGHUP and the end of an orphaned worker. A restarted job usually reads the completed-work log only
+after these seconds, because its JVM takes several seconds to start. If an orphaned worker writes a result after the restarted
+job has read the log, the job repeats the delivery."""
 
 
 def outlive(on_orphaned: Callable[[], None]) -> None:

@@ -48,10 +48,11 @@ def take_leases(
 
     `records` come from the retries topic, which `topic` names: postponed deliveries, reports of leases, and other messages for
     the shards. At most `parallelism` tasks read `records`. Each record goes to the shard of its endpoint, whose key is one of
-    `shard_keys`. The shard then decides by `policy`. No entry is leased early. The tasks add to `pending` the backlog of each
-    shard: the entries that still wait, the endpoints to suppress, and the failing endpoints. The driver wakes the lane
-    `look_ahead_ms` before the backlog's due time. So the backlog's due time is that of the next due entry plus
-    `look_ahead_ms`.
+    `shard_keys`. The shard then decides by `policy`. The tasks add to `pending` the backlog of each shard: the entries that
+    still wait, the endpoints to suppress, and the failing endpoints.
+
+    No entry is leased before it is due. The driver wakes the lane `look_ahead_ms` before the due time of the backlog. So the
+    backlog's due time is `look_ahead_ms` after the due time of the next entry. The wake-up then comes when the entry is due.
     """
     spread = (
         records.select(*COLUMNS)
@@ -65,13 +66,14 @@ def take_leases(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadPartition:
-    """The function that Spark calls for a partition of records: yield a row for each message with a key.
+    """The function that Spark calls for a partition of records: yield rows for the shards, with `collect_segments.SCHEMA`.
 
-    The rows have the columns of `collect_segments.SCHEMA`. A record's key is the id of its endpoint, and the endpoint
-    determines the row's shard. A record without a value is padding (delivery.webhooks.retries.retry_records), and yields no
-    row. Before these rows, one row without key and value goes to each shard, so that the shard checks its due times. After
-    these rows, one more row without key goes to each shard, unless the task has read no record. The value of this row is a
-    time in ms since the epoch: the earliest timestamp among the last records of the partitions that the task has read.
+    1. First, a row without key and value for each shard, so that the shard checks its due times.
+    2. Then a row for each record with a key and a value, for the shard of the record's endpoint. The record's key is the id of
+       the endpoint. A record without a value is padding (delivery.webhooks.retries.retry_records), and yields no row.
+    3. At the end, a row without key for each shard, unless the task has read no record. The row's value is a time in ms since
+       the epoch. The task has read a last record in each of its partitions: the value is the earliest timestamp of these last
+       records.
     """
 
     tools: task_context.Tools
@@ -111,8 +113,8 @@ class RetryDecision:
     """Name of the retries topic, for the message about an unreadable record."""
     policy: window.ShardPolicy
     look_ahead_ms: int
-    """Milliseconds by which the driver wakes the lane before the due time of its backlog. So `shard_backlog.of` adds
-    this time to the due time of the first entry: no wake-up comes before an entry is due."""
+    """Milliseconds by which the driver wakes the lane before the due time of its backlog. So the backlog's due time is
+    the due time of the first entry plus these milliseconds. Then no wake-up comes before an entry is due."""
 
     def __call__(
         self, index: bytes | None, arrived: list[shard_state.Arrived], read: Callable[[int], bytes], now_ms: int

@@ -30,7 +30,8 @@ from delivery.webhooks.results.task_results import Results
 from delivery.webhooks.scheduling import background_attempts
 
 STAGE_IS_OVER = "failed the maximum allowable number of times: 1"
-"""Part of Spark's error message when shuffled rows are gone with an executor. `spark.stage.maxConsecutiveAttempts` is 1."""
+"""Part of Spark's error message when shuffled rows are gone with an executor. The number in the message is the value of
+`spark.stage.maxConsecutiveAttempts` in `session.ALWAYS`."""
 NO_ROWS = T.StructType([T.StructField("nothing", T.BooleanType())])
 """Schema of a task's rows for Spark: a task returns none, because it writes its results to Kafka itself. If the schema were a
 text, the JVM would parse it in each micro-batch."""

@@ -34,7 +34,7 @@ MAX_CPU_SHARE = 0.5
 for a KiB of nested arrays. If only the KiB counted, such arrays of one key could take 1.8 s of each second."""
 MAX_UNKNOWN_KEYS_PER_S = 500.0
 """Look-ups a second of keys that this process has not authenticated before, all together. Each look-up takes a connection to
-Postgres, and an attacker can send any number of invented keys. A process that starts knows no keys."""
+Postgres, and an attacker can send any number of invented keys. After a process starts, each key counts as unknown once."""
 MAX_UNKNOWN_TOKENS_PER_S = 200.0
 """Tokens a second that this process verifies, all together. A verification takes 0.1 ms of CPU, and an attacker can send any
 number of invented tokens. A token that is still cached (oidc/tokens.py) does not count."""
@@ -45,7 +45,8 @@ BYTES_PER_REQUEST = 4096
 """Bytes of a body that count as one further request in the rate of a key. A change of a subscription with a body of 400 kB and
 30,000 tenants takes Postgres 1.7 s, and one with a small body some milliseconds."""
 CALLBACK = "callback"
-"""The key id, in the audit log and for the rate limit, of requests by which receivers answer with a token."""
+"""The key id of callbacks: requests by which receivers permit deliveries, with a token in place of an API key. The audit log
+and the rate limit use this id."""
 ReadKey = Callable[[str], Awaitable[Mapping[str, Any] | None]]
 """Return the stored row of a key id; None if there is no such key. Raise Refused with 503 if Postgres is unavailable."""
 
@@ -72,8 +73,8 @@ class KeyRate(NamedTuple):
 
 
 KEY_RATE: web.RequestKey[KeyRate] = web.RequestKey("key_rate", KeyRate)
-"""The name under which aiohttp's request object keeps the rate of its API key or token, once the key or token is known to be
-valid."""
+"""The name under which aiohttp's request object keeps the KeyRate of its API key or token. Missing until the key or token is
+known to be valid."""
 
 
 def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
@@ -158,7 +159,7 @@ class Admission:
     ) -> None:
         """`on_use` is called with the principal of each valid key that is read from Postgres.
 
-        For a key in use, that is about once in `cache_s` seconds.
+        A key in use is read about once in `cache_s` seconds, because the cache keeps its principal for so long.
 
         `tokens` verifies tokens. None: every token is refused.
         """

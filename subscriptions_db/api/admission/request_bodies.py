@@ -30,8 +30,10 @@ async def read(request: web.Request) -> bytes:
     """Return the body of a request, decompressed.
 
     Raise Refused with 400 if the client closes the connection before the end of the body, or if aiohttp finds that the body is
-    not encoded as its headers say. aiohttp takes a cut gzip body as whole, and waits for the rest of a cut deflate body.
-    aiohttp raises HTTPRequestEntityTooLarge for a body that is too large.
+    not encoded as its headers say. aiohttp raises HTTPRequestEntityTooLarge for a body that is too large.
+
+    aiohttp does not report a truncated body. It takes a truncated gzip body as whole, and waits for the rest of a truncated
+    deflate body.
     """
     try:
         return await request.read()

@@ -28,7 +28,7 @@ def lock(call: Call, kind: registered_rows.RowKind, row_id: str) -> bool:
     """Lock a row until the transaction ends; return True if the row exists and the principal may see it.
 
     For an operator, the id of a missing row is locked too, so that no other request of the API creates the row meanwhile. A
-    customer locks only rows that it may see. Otherwise it could name another customer's row, and so delay changes of it.
+    customer locks only rows that it may see. Otherwise it could delay changes of another customer's row by naming the row's id.
     """
     wanted = {"kind": kind, "id": row_id}
     if call.principal.customer_id is None:
@@ -73,7 +73,7 @@ def require_permitted(endpoint: Mapping[str, Any]) -> None:
 
 
 class Page(NamedTuple, Generic[Model]):
-    """A page of a list."""
+    """A page of a list of registry rows, in the fields of `routes.ListPage`."""
 
     items: list[Model]
     next_cursor: str | None
@@ -160,7 +160,7 @@ def _matching(call: Call, kind: registered_rows.RowKind, name: str, asked: Mappi
 
 
 def show_each(show: Callable[[str, dict[str, Any]], Model]) -> Callable[[dict[str, dict[str, Any]]], list[Model]]:
-    """Return a function for the parameter `show` of `page`: it applies this `show` to each id and row, in order."""
+    """Return a function that applies `show` to each id and row, in order. `page` takes the function as its own `show`."""
     return lambda rows: [show(row_id, row) for row_id, row in rows.items()]
 
 
@@ -220,9 +220,10 @@ def require_quota(call: Call, kind: registered_rows.RowKind, default: int, *, ad
 
 
 def counted(call: Call, name: str, **asked: Any) -> dict[str, Any]:
-    """Return the row of a statement `count_…`, which waits first for other requests that count the same rows of the customer.
+    """Execute the statement `name`, which is a `count_…`, with the parameters `asked`, and return its row.
 
-    `asked` has the parameters of the statement. The count also has rows that a limited key does not reach.
+    The statement takes a lock before it counts. So it waits for other requests that count the same rows of the customer, until
+    their transactions end. The count includes rows that a limited key does not reach.
     """
     with of_whole_customer(call):
         # Binding parameters on the client sends both statements in one round trip. The count sees all rows that were
@@ -238,8 +239,8 @@ def of_whole_customer(call: Call) -> Iterator[None]:
     """Let the block see all rows of the customer, also with a limited key, which reaches only some endpoints.
 
     Use it only for counts that a limited key is never shown, and for a search whose criteria name one of the key's endpoints.
-    After the block, the limit of the key holds again. After a failed statement it does not, but then the transaction can only
-    be rolled back.
+    After the block, the limit of the key holds again. After a failed statement the limit stays lifted. That is harmless:
+    Postgres refuses every further statement of the transaction.
     """
     limit = call.principal.endpoint_ids
     if limit:

@@ -54,8 +54,8 @@ def names(header: str, etag: str | None, *, is_strong: bool) -> bool:
 def require_none(headers: Mapping[str, str]) -> None:
     """Raise Refused with 422 if a request has `If-Match` or `If-None-Match`.
 
-    Called for operations that evaluate neither header, and are not GET. A change that ignored a condition could overwrite
-    something. The names in `headers` are case-insensitive.
+    Called for operations that evaluate neither header, and are not GET. An operation that ignored the condition could overwrite
+    a change that the client has not seen. The names in `headers` are case-insensitive.
     """
     if found := [name for name in ("If-Match", "If-None-Match") if name in headers]:
         raise problems.invalid(*((name, "is not evaluated by this operation: send the request without it") for name in found))
@@ -64,7 +64,8 @@ def require_none(headers: Mapping[str, str]) -> None:
 def require(conditions: Conditions, etag: str | None) -> None:
     """Raise Refused with 412 if the conditions do not hold for a resource. `etag` is None if the resource does not exist.
 
-    A malformed condition is refused with 422, because a change that ignores a condition may overwrite something.
+    A malformed condition is refused with 422. A request that ignored the condition could overwrite a change that the client has
+    not seen.
     """
     for header, condition in (("If-Match", conditions.if_match), ("If-None-Match", conditions.if_none_match)):
         if condition is not None and not _TAGS.fullmatch(condition):

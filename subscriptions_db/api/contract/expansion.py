@@ -27,7 +27,7 @@ class ExpandQuery(NoParameters):
 
 
 class Expanded(described.DescribedModel):
-    """The resources whose ids an item has."""
+    """The whole resources that an item names by their ids, added for `expand`."""
 
     endpoint: schemas.Endpoint | None
     """Null: the endpoint was deleted."""

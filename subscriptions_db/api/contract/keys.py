@@ -28,18 +28,18 @@ SECRET_BYTES = 32
 EXPIRES_SOON = dt.timedelta(days=14)
 """Answers to requests with a key have the header `Fanout-Key-Expires-At` if the key expires within this time."""
 NOTE_USE_EVERY_S = 300.0
-"""Seconds between two writes of the last use of one key by one process. A process that has forgotten the key writes earlier
-(admission/key_use.py)."""
+"""Least seconds between two writes of the last use of one key by one process. A process with more keys in use than it can
+remember may write earlier (MAX_KEYS in admission/key_use.py)."""
 LIMITED = "limited "
-"""The digest of a key that is limited to endpoints or tenants is made of this prefix and the key. No other key can have this
-digest, because keys have no space."""
+"""The stored digest of a key that is limited to endpoints or tenants is the digest of this prefix and the key. So a version of
+the platform that knows no limits refuses the key. No other key has the same digest, because keys contain no space."""
 MAX_ENDPOINTS = 100
 """Maximum endpoints of one limited key, because each transaction with the key names all of them."""
 _FORM = re.compile(r"(fk_[a-z2-7]{12})_[A-Za-z0-9_-]{43}")
 
 
 class KeyState(enum.StrEnum):
-    """The state of a key."""
+    """Whether an API key is valid: active or expiring, or no longer valid: expired or revoked."""
 
     ACTIVE = "active"
     EXPIRING = "expiring"

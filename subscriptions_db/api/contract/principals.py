@@ -25,7 +25,8 @@ class Scope(enum.StrEnum):
     """Read everything of its customer."""
     WRITE_ONLY = "write_only"
     """Change the endpoints, subscriptions, dead letters, consumers and replays of its customer. Read nothing: no secrets,
-    events, results of deliveries or registered rows. So the key rotates no secret and leases no dead letter."""
+    events, results of deliveries or registered rows. So the key may neither rotate secrets nor lease dead letters: the answers
+    would show secrets and events."""
     POLLER = "poller"
     """Read the dead letters and consumers of its customer. Lease, ack, extend and nack dead letters. Nothing else."""
     EXECUTOR = "executor"

@@ -249,11 +249,13 @@ class Route:
     """The type of the resource, as GET answers it. Answers that show the resource have its `ETag`, except answers to PUT. GET
     takes `If-None-Match`. PUT, PATCH, DELETE, and a POST that changes the resource, also take `If-Match`."""
     location: str | None = None
-    """The path of the resource that the route creates, as a template of the answer's fields: the header `Location` of a 201."""
+    """A template for the path of the created resource, such as `/v1/endpoints/{id}`. The answer's fields fill the template. The
+    path is the header `Location` of a 201."""
     cost: int = 1
     """One request of the route counts as this number of requests in the rate of its key."""
     is_answer_progress: bool = False
-    """The answer has only ids, counts, cursors and results of the request itself, so keys of scope `write_only` get it too."""
+    """The answer shows only ids, counts, cursors and results of the request itself. So keys of scope `write_only` get this
+    answer, in place of 204."""
     deprecation: Deprecation | None = None
     """Set if the operation is deprecated. Each of its answers says so in headers."""
     shown_once: str | None = None

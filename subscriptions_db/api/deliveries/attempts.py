@@ -83,7 +83,10 @@ class Attempts(routes.BoundedListPage):
 
 
 def list_(call: Call) -> Attempts:
-    """Return a page of attempts."""
+    """Return a page of attempts.
+
+    Raise RegistrationError for an invalid cursor, and Refused with 422 as `dead_letters.customer_of` does.
+    """
     wanted = call.query_as(AttemptQuery)
     asked = attempts.AttemptSearch(
         endpoint_id=wanted.endpoint,

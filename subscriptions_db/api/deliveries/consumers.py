@@ -235,7 +235,7 @@ def shown(connection: connect.Connection, customer_id: str, states: list[consume
 
 
 def _fields(state: consumers.ConsumerState) -> dict[str, Any]:
-    """Return the fields of a consumer without those that `shown` counts."""
+    """Return the fields of the API's type Consumer, except the counts, which the function `shown` adds."""
     return {
         "name": state.name,
         "endpoint": state.selection.endpoint_id,

@@ -64,22 +64,29 @@ class MarkedLetters(described.DescribedModel):
 
 
 def redrive(call: Call) -> MarkedLetter:
-    """Request the redrive of a waiting or discarded dead letter. Raise Refused with 409 for one in another state."""
+    """Request the redrive of a waiting or discarded dead letter.
+
+    Raise Refused with 409 for a dead letter in another state, and with 404 or 422 as `dead_letters.existing_letter` does.
+    """
     return _mark(call, LetterState.REDRIVING)
 
 
 def discard(call: Call) -> MarkedLetter:
-    """Discard a waiting dead letter. Raise Refused with 409 for one in another state."""
+    """Discard a waiting dead letter. Raise Refused as `redrive` does."""
     return _mark(call, LetterState.DISCARDED)
 
 
 def redrive_many(call: Call) -> MarkedLetters:
-    """Request the redrive of the first matching waiting dead letters after `cursor`, at most `limit`."""
+    """Request the redrive of the first matching waiting dead letters after `cursor`, at most `limit`.
+
+    Raise Refused with 422 if the request has neither criteria nor `everything`, or both, and as `dead_letters.customer_of`
+    does. Raise RegistrationError for an invalid cursor.
+    """
     return _mark_many(call, LetterState.REDRIVING)
 
 
 def discard_many(call: Call) -> MarkedLetters:
-    """Discard the first matching waiting dead letters after `cursor`, at most `limit`."""
+    """Discard the first matching waiting dead letters after `cursor`, at most `limit`. Raise errors as `redrive_many` does."""
     return _mark_many(call, LetterState.DISCARDED)
 
 

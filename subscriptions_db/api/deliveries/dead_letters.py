@@ -105,7 +105,7 @@ class DeadLetterPage(described.DescribedModel):
     """The fields of a page of dead letters, without its items. The items are in the order in which they were archived."""
 
     next_cursor: str
-    """Cursor after this page. It stays valid for dead letters that are archived later, and skips none."""
+    """Cursor after this page. With this cursor, later requests also get dead letters that are archived after this answer."""
     has_more: bool
     """True: request the next page at once. An empty page can have a next one."""
     previous_cursor: str | None
@@ -145,8 +145,9 @@ def customer_of(call: Call) -> str:
 def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
     """Convert the search criteria of a request to search criteria of the archive.
 
-    The function reads only the fields of the query models for dead letters. A request's own model may use the name of a
-    criterion for another field, which is ignored. The request for a new consumer does: its `since` is the consumer's start.
+    The function reads only fields that `asked` inherits from the query models for dead letters. A subclass may have a field
+    with the name of a criterion and another meaning, which is ignored. An example is `since` of NewConsumer: the consumer's
+    start.
     """
     criteria = next(model for model in (DeadLetterTextQuery, DeadLetterTimeQuery, DeadLetterQuery) if isinstance(asked, model))
     fields = asked.model_dump(include=set(criteria.model_fields))
@@ -157,8 +158,8 @@ def selection(asked: DeadLetterQuery) -> DeadLetterSearch:
 def text_selection(call: Call, asked: DeadLetterTextQuery) -> DeadLetterSearch:
     """Convert the search criteria of a request to search criteria of the archive.
 
-    Raise Refused with 403 if the request has `url`, and the scope of its key reads no endpoints. Such a key could find a URL by
-    many searches.
+    Raise Refused with 403 if the request has `url`, and the scope of its key reads no endpoints. By many searches, such a key
+    could guess a URL that it may not read.
     """
     if asked.url is not None:
         expansion.require_endpoint_reader(call, "url")
@@ -202,8 +203,8 @@ def list_(call: Call) -> DeadLetters | LongPoll:
     """Return a page of the waiting dead letters that match the request.
 
     Return a long poll instead if the request has `wait_s`, the page is empty, and its `has_more` is False. Raise Refused with
-    403 if the request has `expand` or `url`, and the scope of its key reads no endpoints, and with 422 as `existing_letter`
-    does. Raise RegistrationError for an invalid cursor.
+    403 if the request has `expand` or `url`, and the scope of its key reads no endpoints. Raise it with 422 as
+    `existing_letter` does. Raise RegistrationError for an invalid cursor.
     """
     wanted, customer_id = call.query_as(DeadLetterPageQuery), customer_of(call)
     asked, (place, is_backwards) = text_selection(call, wanted), archive_positions.letter_start(wanted.cursor)
@@ -222,10 +223,15 @@ def list_(call: Call) -> DeadLetters | LongPoll:
 def page_fields(asked_cursor: str | None, until: int, *, has_further: bool, total: counts.Count | None) -> LetterPageFields:
     """Return the cursors, `has_more` and the total of a page.
 
-    `asked_cursor` is the cursor of the request. None: the page is the first. The page has all matches between the cursor and
-    the position `until`. If the cursor is a `previous_cursor`, `until` is before the cursor, else after it. `has_further`:
-    there may be more matches beyond `until`. `has_more` says whether there may be later matches, so it is True if the cursor is
-    a `previous_cursor`. `total` None: the request does not ask for the total.
+    The page has all matches between the request's cursor and the position `until`.
+
+    * `asked_cursor` is the request's cursor. None: the page is the first.
+    * `until` is a position after the cursor, or before it if the cursor is a `previous_cursor`.
+    * `has_further`: there may be more matches beyond `until`.
+    * `total` None: the request does not ask for the total.
+
+    `has_more` in the result says whether there may be matches later than the page. With a `previous_cursor` it is True, because
+    the client comes from a later page.
     """
     place, is_backwards = archive_positions.letter_start(asked_cursor)
     if is_backwards:
@@ -266,7 +272,8 @@ def _expanded(letters: Sequence[ArchivedDeadLetter], endpoints: expansion.Endpoi
 def count(call: Call) -> DeadLetterCount:
     """Return the number of waiting dead letters that match.
 
-    Raise Refused with 403 if the request has `url`, and the scope of its key reads no endpoints.
+    Raise Refused with 403 if the request has `url`, and the scope of its key reads no endpoints. Raise it with 422 as
+    `customer_of` does.
     """
     wanted = text_selection(call, call.query_as(DeadLetterCountQuery))
     found = counts.of_dead_letters(call.connection, customer_of(call), wanted)
@@ -274,12 +281,12 @@ def count(call: Call) -> DeadLetterCount:
 
 
 def get(call: Call) -> DeadLetter:
-    """Return a dead letter."""
+    """Return a dead letter in any state. Raise Refused as `existing_letter` does."""
     return shown(existing_letter(call))
 
 
 def payload(call: Call) -> RawBytes:
-    """Return the payload of a dead letter's event."""
+    """Return the payload of a dead letter's event, byte for byte. Raise Refused as `existing_letter` does."""
     return RawBytes(existing_letter(call).payload_bytes())
 
 

@@ -91,7 +91,10 @@ class DeliveryHistory(Delivery):
 
 
 def list_(call: Call) -> Deliveries:
-    """Return a page of deliveries."""
+    """Return a page of deliveries.
+
+    Raise RegistrationError for an invalid cursor, and Refused with 422 as `dead_letters.customer_of` does.
+    """
     wanted = call.query_as(DeliveryQuery)
     asked = deliveries.DeliverySearch(
         endpoint_id=wanted.endpoint,
@@ -116,7 +119,10 @@ def list_(call: Call) -> Deliveries:
 
 
 def get(call: Call) -> DeliveryHistory:
-    """Return a delivery with its newest attempts. Raise Refused with 404 if the archive has no records of the delivery."""
+    """Return a delivery with its newest attempts.
+
+    Raise Refused with 404 if the archive has no records of the delivery, and with 422 as `dead_letters.customer_of` does.
+    """
     customer_id, webhook_id = dead_letters.customer_of(call), call.path["webhook_id"]
     found = deliveries.get(call.connection, customer_id, webhook_id)
     if found is None:

@@ -175,7 +175,7 @@ def extend(call: Call) -> SettledLetters:
 
 
 class _Settle(Protocol):
-    """The type of `ack`, `nack` and `extend` of receipts.py: they return one result for each receipt handle, in order."""
+    """The type of the functions `ack`, `nack` and `extend` of receipts.py, which return a result for each receipt, in order."""
 
     def __call__(
         self,

@@ -69,7 +69,7 @@ class Replay(expansion.Expandable):
     delivered: int
     """Deliveries that the endpoint accepted."""
     dead_lettered: int
-    """Deliveries of the replay that were given up, and became dead letters. Without those that were redriven since."""
+    """Deliveries of the replay that were given up and became dead letters, except dead letters that were redriven since."""
     skipped: int
     """Deliveries that ended as skipped, without an attempt or after failed attempts. A resend of a delivery that waits counts
     here: the next attempt of the delivery is brought forward."""
@@ -125,8 +125,8 @@ def resend(call: Call) -> Replay:
     Raise Refused:
 
     * 404: there is no such attempt, or its endpoint is deleted.
-    * 409: the attempt sent a batch, its event has no known place in Kafka, the delivery is being resent already, or the
-      customer has MAX_UNFINISHED unfinished replays.
+    * 409: the attempt sent a batch, or the position of its event in Kafka is not known.
+    * 409: the delivery is being resent already, or the customer has MAX_UNFINISHED unfinished replays.
     * 422: a request with an operator's key names no `customer`, or one with a customer's key names another customer.
     * 429: the customer's quota of dead letters is used up. An operator's key gets no 429.
     """
@@ -271,7 +271,8 @@ def shown(replay: requests.ReplayRequest) -> Replay:
         state_since=replay.state_since,
         handed_over=replay.handed_over,
         delivered=replay.delivered,
-        dead_lettered=max(0, replay.dead_lettered),  # below 0: it was redriven twice, or its note is archived first
+        # The count is below 0 if a dead letter was redriven twice, or if its redrive note was archived before the dead letter.
+        dead_lettered=max(0, replay.dead_lettered),
         skipped=replay.skipped,
     )
 

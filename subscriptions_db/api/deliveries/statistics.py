@@ -75,7 +75,7 @@ class DeliveryCounts(described.DescribedModel):
     """
 
     delivered: int
-    """Deliveries that an endpoint accepted. A delivery that was accepted twice counts twice. Of a batch, each event counts."""
+    """Deliveries that an endpoint accepted. A delivery that was accepted twice counts twice. In a batch, each event counts."""
     dead_lettered: int
     """Deliveries that were given up. A delivery that was redriven and given up again counts twice."""
     skipped: int

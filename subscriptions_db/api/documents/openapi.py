@@ -127,7 +127,7 @@ def document(routes: Iterable[Route], public_url: str = "") -> dict[str, Any]:
 
 @functools.cache  # takes 0.1 s of CPU
 def _schemas(models: tuple[tuple[type[pydantic.BaseModel], Any], ...]) -> Any:
-    """Return the references to the JSON Schemas of `models`, and the JSON Schemas. Nobody may change them."""
+    """Return the references to the JSON Schemas of `models`, and the JSON Schemas. Callers must not change the result."""
     return models_json_schema(models, ref_template=REF)
 
 

@@ -53,7 +53,7 @@ ON_FAILURE = (
 
 
 class SigningKey(NamedTuple):
-    """A public key of the provider."""
+    """A public key by which signatures of the provider's tokens are verified."""
 
     kid: str | None
     key_type: str
@@ -62,7 +62,7 @@ class SigningKey(NamedTuple):
     key: jwk.RSAKey | jwk.ECKey
 
     def identity(self) -> tuple[str | None, str | None, str]:
-        """Return a value that differs for different keys."""
+        """Return a value that differs for different keys. By this value, ProviderKeys notices a change of the keys."""
         return self.kid, self.algorithm, self.key.thumbprint()
 
 

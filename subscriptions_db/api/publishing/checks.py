@@ -132,8 +132,8 @@ def require_topics(publications: list[Publication], missing: frozenset[str]) -> 
 def _checked(unchecked: UncheckedEvent, rules: Rules, topic: str | None, now_ms: int, place: str) -> Publication:
     """Return the event with its topic, and its place in the body.
 
-    Raise EventRejected if the job would reject the event, if nobody may publish to its topic, or if only the API refuses the
-    event (see the docstring of the module).
+    Raise EventRejected if the job would reject the event, or if nobody may publish to its topic. Raise it also for the two
+    kinds of events that only the API refuses (the module's docstring lists these kinds).
     """
     layout = rules.layout
     wanted = topic or layout.topic_prefix + _type_of(unchecked, layout)
@@ -237,7 +237,7 @@ def _named(publications: Iterable[Publication], problem_of: Callable[[Publicatio
 
 
 def _refused(status: int, wrong: list[tuple[str, str]]) -> problems.Refused:
-    """Return a refusal that names the first MAX_MISTAKES wrong events. The detail has the first one only."""
+    """Return a refusal whose field `errors` has the first MAX_MISTAKES wrong events. Its `detail` has only the first event."""
     (place, problem), more = wrong[0], len(wrong) - 1
     first = (f"{place}: {problem}" if place else problem) + (f" ({more} more)" if more else "")
     return problems.Refused(status, f"{first}. Nothing was published", *wrong[:MAX_MISTAKES])

@@ -5,9 +5,12 @@ process adds its new counts to the sums of all processes in Postgres, and reads 
 a quota by the events of about a second, and by the requests in flight. While Postgres takes no counts, each process knows only
 its own new events, so the excess is larger. If a connection breaks while Postgres commits, the counts may be added twice.
 
-A publisher can invent tenants. So each process counts a bounded number of tenants, and Postgres has the counts of registered
-tenants only. An event of a tenant that is not registered is due to nobody. Each process counts the events of such a tenant
-without Postgres. If the tenant's id does not have the form of the registry's ids, the events do not count.
+A publisher can invent tenants. So the counts are bounded in three ways:
+
+1. Each process remembers a bounded number of tenants.
+2. Postgres has the counts of registered tenants only. Each process counts the events of other tenants without Postgres.
+   These events are due to nobody.
+3. Events are not counted if their tenant's id does not have the form of the registry's ids.
 """
 
 from __future__ import annotations
@@ -57,7 +60,10 @@ yesterday. It raises FanoutError if Postgres is unavailable."""
 
 
 class DailyQuotas:
-    """The events of each tenant today. Lives on the event loop."""
+    """Count the events of each tenant today, and refuse requests of tenants that have reached their quotas.
+
+    Lives on the event loop.
+    """
 
     def __init__(
         self,
@@ -70,7 +76,10 @@ class DailyQuotas:
         max_tenants: int = MAX_TENANTS,
         max_pending: int = MAX_PENDING,
     ) -> None:
-        """`max_per_day` is the events a day of a tenant without its own quota; 0: no tenant has a quota, nothing is counted."""
+        """`max_per_day` is the quota of each tenant that has none of its own, in events a day.
+
+        0: no tenant has a quota, own quotas do not apply, and nothing is counted.
+        """
         self._max_per_day = max_per_day
         self._write = write
         self._now = now
@@ -233,7 +242,7 @@ class DailyQuotas:
     def _take(self, counts: Counts, sums: Sums) -> None:
         """Remember the sums and the own quotas of the tenants whose counts were written.
 
-        A tenant without a sum is not registered. Its sum is the counts of this process.
+        A tenant that `sums` lacks is not registered. For such a tenant, remember the counts of this process as the sum.
         """
         today = self._today()
         for (day, tenant), events in counts.items():

@@ -30,8 +30,8 @@ TOPICS_TIMEOUT_S = 3.0
 """Seconds in which Kafka must list its topics."""
 REQUEST_SHARE = 0.5
 """Longest wait for a confirmation, as a share of `api.request_timeout_s`. The longest wait for a list of topics is half as
-long. So the answer names the reason before the request's own time is over. In two cases it may not: the body was slow, or a
-record batch was too large and its events are written again."""
+long. So these waits end before the request times out, and the answer names the reason. The request may time out first in two
+cases: the body was slow, or a record batch was too large and its events are written again."""
 POLL_S = 0.002
 """Seconds between two polls for confirmations, while events wait for them. The event loop polls, because a separate thread
 would wait for the interpreter's lock."""

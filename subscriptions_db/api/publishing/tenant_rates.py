@@ -63,7 +63,7 @@ class TenantRates:
             paces[tenant].consume(now, count)
 
     def room(self, tenants: Collection[TenantId]) -> limits.Room:
-        """Return the state of the rate of the tenant that may publish the fewest events now.
+        """Return the rate's state (limits.Room) for the tenant that may publish the fewest events now.
 
         `tenants` is not empty. Called only if `is_on`.
         """

@@ -17,15 +17,15 @@ from subscriptions_db.postgres.sql import query
 NEWEST = 2**62
 """A number above all entry ids: where a list without a cursor begins."""
 MAX_LOOKED_AT = 5000
-"""Maximum entries that one call examines. If few of them match, the next call continues beyond them. Of 500,000 entries, a call
-that matched none took 61 ms, on two cores with a load of 20."""
+"""Maximum entries that one call examines. If few of them match, the next call continues beyond them. In a log of 500,000
+entries, a call without a match took 61 ms, on two cores with a load of 20."""
 ENTRIES_PER_READ = 5
 """Number of entries that the first read takes from Postgres; each further read takes twice as many. A change of a subscription
 with many tenants makes an entry of more than 1 MB. As Python objects, the entry takes several MB."""
 MAX_COUNTED = 10_000
 """Maximum entries that a total counts. The count took 104 ms on two cores with a load of 20."""
 Side = Literal["before", "after"]
-"""The entries before a place are older, those after it are newer."""
+"""The side of a place in the list. Entries on the side `before` are older than the place, entries on the side `after` newer."""
 
 
 class AuditEntry(described.DescribedModel):

@@ -73,7 +73,7 @@ class Customers(routes.ListPage):
 
 
 def tenant_grants(call: Call, customer_ids: list[str]) -> dict[str, TenantGrants]:
-    """Return customer id → its grants."""
+    """Return customer id → the tenants to whose events the customer may subscribe by itself."""
     found: dict[str, list[str | None]] = {customer_id: [] for customer_id in customer_ids}
     for row in call.connection.execute(query("granted_tenants"), {"ids": customer_ids}):
         found[row["customer_id"]].append(row["tenant_id"])
@@ -102,7 +102,7 @@ def _shown(call: Call, found: dict[str, dict[str, Any]]) -> list[Customer]:
 
 
 def get(call: Call) -> Customer:
-    """Return a customer."""
+    """Return a customer. Raise Refused with 404 if it does not exist, or if the principal may not see it."""
     customer_id = call.path["customer_id"]
     [shown] = _shown(call, {customer_id: crud.existing_row(call, "customer", customer_id)})
     return shown

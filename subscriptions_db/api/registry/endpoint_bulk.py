@@ -116,7 +116,7 @@ class ChangedEndpoints(described.DescribedModel):
 def change(call: Call) -> ChangedEndpoints:
     """Change the endpoints that a request names.
 
-    1. Lock the next `limit` of them, in the order of their ids.
+    1. Lock the next `limit` endpoints, in the order of their ids.
     2. Leave out endpoints that no longer match the criteria.
     3. Change each endpoint whose state allows the action, and write an audit entry for each change.
     4. In a dry run, roll the changes back.

@@ -80,7 +80,7 @@ def list_(call: Call) -> EventTypes:
 
 
 def get(call: Call) -> EventType:
-    """Return an event type."""
+    """Return an event type of the catalogue. Raise Refused with 404 if the catalogue does not have it."""
     row_id = call.path["event_type_id"]
     return _shown(row_id, crud.existing_row(call, "event_type", row_id))
 
@@ -93,7 +93,7 @@ def put(call: Call) -> EventType | routes.Created:
     """Create an event type, or replace its fields.
 
     Raise RegistrationError if a field, such as the schema, is refused. Raise Refused with 412 if `If-Match` or
-    `If-None-Match` does not hold, and with 422 if it is malformed.
+    `If-None-Match` does not hold, and with 422 if one of these headers is malformed.
     """
     row_id = call.path["event_type_id"]
     is_known = crud.lock(call, "event_type", row_id)
@@ -103,7 +103,7 @@ def put(call: Call) -> EventType | routes.Created:
 
 
 def delete(call: Call) -> None:
-    """Delete an event type from the catalogue."""
+    """Delete an event type from the catalogue. Raise Refused as `crud.delete` does."""
     crud.delete(call, "event_type", call.path["event_type_id"], get, lambda _: None)
 
 

@@ -52,7 +52,7 @@ class StrictQuery(NoParameters):
 
 
 def list_(call: Call) -> Subscriptions:
-    """Return a page of subscriptions."""
+    """Return a page of subscriptions; raise Refused with 422 if a customer's key names another customer."""
     wanted = call.query_as(SubscriptionQuery)
     crud.require_own(call, wanted.customer)
     endpoints = expansion.EndpointReader(call, wanted.expand)
@@ -66,7 +66,7 @@ def list_(call: Call) -> Subscriptions:
 
 
 def get(call: Call) -> schemas.Subscription:
-    """Return a subscription."""
+    """Return a subscription; raise Refused with 404 if there is no such subscription."""
     return schemas.subscription(_id(call), crud.existing_row(call, "subscription", _id(call)))
 
 
@@ -127,17 +127,21 @@ def _put(call: Call, document: dict[str, Any], customer_id: str | None) -> schem
 
 
 def delete(call: Call) -> None:
-    """Delete a subscription."""
+    """Delete a subscription. Raise Refused as `crud.delete` does."""
     crud.delete(call, "subscription", _id(call), get, lambda row: _owner(call, row["endpoint"]))
 
 
 def pause(call: Call) -> schemas.Subscription:
-    """Pause a subscription: its deliveries are skipped from now on."""
+    """Pause a subscription: its deliveries are skipped from now on.
+
+    Raise Refused with 404 if there is no such subscription. Raise it with 412 or 422 if `If-Match` or `If-None-Match` does not
+    hold, or is malformed.
+    """
     return _set_status(call, "paused")
 
 
 def resume(call: Call) -> schemas.Subscription:
-    """Resume a paused subscription."""
+    """Resume a paused subscription. Raise Refused as `pause` does."""
     return _set_status(call, "active")
 
 

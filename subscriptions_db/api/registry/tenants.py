@@ -89,7 +89,7 @@ def list_(call: Call) -> Tenants:
 
 
 def get(call: Call) -> Tenant:
-    """Return a tenant."""
+    """Return a tenant. Raise Refused with 404 if it does not exist."""
     tenant_id = call.path["tenant_id"]
     [shown] = _shown(call, {tenant_id: crud.existing_row(call, "tenant", tenant_id)})
     return shown
@@ -101,7 +101,7 @@ def put(call: Call) -> Tenant | routes.Created:
     An omitted `name` becomes empty, and an omitted `status` becomes `active`.
 
     Raise RegistrationError for the tenant id of the platform itself. Raise Refused with 412 if `If-Match` or `If-None-Match`
-    does not hold, and with 422 if it is malformed.
+    does not hold, and with 422 if one of these headers is malformed.
     """
     tenant_id, wanted = call.path["tenant_id"], call.body_as(TenantFields)
     is_known = crud.lock(call, "tenant", tenant_id)
@@ -123,7 +123,10 @@ def _set_quotas(call: Call, tenant_id: str, wanted: TenantQuotas) -> None:
 
 
 def delete(call: Call) -> None:
-    """Delete a tenant: its events are rejected from now on. Subscriptions that name the tenant stay unchanged."""
+    """Delete a tenant: its events are rejected from now on. Subscriptions that name the tenant stay unchanged.
+
+    Raise Refused as `crud.delete` does.
+    """
     crud.delete(call, "tenant", call.path["tenant_id"], get, lambda _: None)
 
 

@@ -2,9 +2,12 @@
 
 The endpoint's own rate and its own timeout do not apply. The settings and server_bounds.py limit the attempt.
 
-Runs in the API. The request's transaction builds the test event. The event loop checks the rate of test events to the endpoint,
-has the audit entry written in a second transaction, and sends the test event afterwards. A slow endpoint must not occupy a
-connection to Postgres.
+Runs in the API, in four steps, so that a slow endpoint occupies no connection to Postgres:
+
+1. The request's transaction builds the test event.
+2. The event loop checks the rate of test events to the endpoint.
+3. A second transaction writes the audit entry.
+4. The event loop sends the test event.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Send the answers to requests. Bound how long an answer takes, and how many are sent at once.
 
-Runs in the API, on its event loop. A client may read its answer slowly, or not at all. Its request is not in flight any more,
-so it keeps no other client out.
+Runs in the API, on its event loop. A client may read its answer slowly, or not at all. A request whose answer is being sent no
+longer counts as in flight, so a slow client keeps no requests of other clients out.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class AnswerSender:
     """Send answers to clients. Lives on the event loop."""
 
     def __init__(self, within_s: float, max_at_once: int) -> None:
-        """An answer takes at most `within_s` seconds. Of more than `max_at_once` answers, the oldest is cut off."""
+        """Abort an answer that is not sent within `within_s` seconds. Beyond `max_at_once` answers, also abort the oldest."""
         self._within_s = within_s
         self._max_at_once = max_at_once
         self._sent: dict[asyncio.Timeout, None] = {}
         """The timeouts of the answers that are being sent, the oldest first."""
 
     async def send(self, request: web.Request, response: web.StreamResponse, named: Mapping[str, Any]) -> None:
-        """Send an answer, or abort its connection. aiohttp does not send the same answer again later.
+        """Send an answer, or abort its connection. aiohttp gets the answer after this call, and does not send it a second time.
 
-        The connection is aborted when the answer has taken too long, or when it is the oldest of too many. `named` has the
-        fields of the log line that name the request.
+        The connection is aborted when the answer takes longer than `within_s`, or is the oldest of more than `max_at_once`.
+        `named` has the fields of the log line that name the request.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -57,7 +57,11 @@ class AnswerSender:
             pass
 
     def _begin(self, bound: asyncio.Timeout) -> None:
-        """Count an answer as being sent. If there are too many, cut off the oldest: most probably, its client does not read."""
+        """Add the timeout `bound` of an answer to the answers that are being sent.
+
+        If `max_at_once` are being sent already, let the oldest one's timeout expire now: most probably, its client does not
+        read.
+        """
         if len(self._sent) >= self._max_at_once:
             oldest = next(iter(self._sent))
             del self._sent[oldest]

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 BYTES = "application/octet-stream"
 HEALTH = "/healthz"
-"""The path of the liveness probe, which is answered however many requests are in flight: a restart would help no request."""
+"""The path of the liveness probe. The API answers it under any load: a restart of an overloaded API would help no request."""
 TOO_LONG = "the request exceeded api.request_timeout_s and may be executed: try again, with the same Idempotency-Key and ids"
 ON_FAILURE = "the request was answered with 500: send this traceback to the maintainers of the platform"
 """The field `advice` of the log line about a request that failed unexpectedly."""
@@ -64,7 +64,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _KEY = re.compile(r"[!-~]{1,255}")
 
 _KINDS = {"letter_id": "dead letter", "webhook_id": "delivery"}
-"""Path parameters that are not named after the kind of their resource, with the kind."""
+"""Path parameter → the kind of its resource, for a 404. Other parameters are named after the kind, such as `endpoint_id`."""
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -162,7 +162,7 @@ class Api:
         if answer.exchange is not None:
             record = functools.partial(self._answerer.record, route, asked, answer.exchange)
             said = await self._test_events.ask(answer.exchange.to, functools.partial(in_thread, record))
-            # Not in the customer's share: a refusal would lose what the receiver has answered.
+            # Without the customer's id, so no share of threads refuses the call: a refusal would lose the receiver's reply.
             answer = await self._threads.run(functools.partial(self._answerer.conclude, route, asked, answer.exchange, said))
         if answer.following is not None:
             return await self._followers.answer(request, answer.following)
@@ -236,7 +236,7 @@ class Api:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, with 503 when its timeout is over, and count it as in flight until its answer is known."""
+        """Answer a request, or answer 503 after its timeout. Count it as in flight until the answer is known, not yet sent."""
         self._in_flight += 1
         try:
             response = await self._answered(request, handler)
@@ -293,7 +293,7 @@ def _shown(request: web.Request, route: Route, status: int, headers: dict[str, s
 
 
 def _add(app: web.Application, method: str, path: str, answer: Handler, *, has_head: bool = True) -> None:
-    """Add a route. With `has_head`, GET answers HEAD too. Callbacks have no HEAD: link previews must not permit deliveries."""
+    """Add a route, for GET with `has_head` also HEAD. Callbacks have no HEAD: a link preview with HEAD must permit nothing."""
     app.router.add_route(method, path, answer)
     if method == "GET" and has_head:
         app.router.add_route("HEAD", path, answer)
@@ -308,8 +308,8 @@ def _request_id(request: web.Request) -> str:
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Set the common headers of an answer, and remove the header `Server`.
 
-    The headers name the request id, the rate limit of the key or token, its expiry if this is near, and the deprecated parts
-    of the API that the request uses.
+    The headers are the request id and the rate limit of the key or token. There are further headers if the key expires soon,
+    or if the request uses a deprecated part of the API.
     """
     response.headers.pop("server", None)
     # aiohttp answers an unknown `Expect` before the request has an id.
@@ -318,7 +318,7 @@ async def _set_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 def _record(request: web.Request, status: int, took_s: float) -> None:
-    """Log and count an answer. Labels name routes, because a client can send any number of other paths and methods."""
+    """Log and count an answer. Metric labels have the route, not the path: clients can send any number of unknown paths."""
     resource = request.match_info.route.resource
     route, method = (resource.canonical, request.method) if resource else (NONE, NONE)
     metrics.API_REQUESTS.labels(route, method, f"{status // 100}xx").inc()

@@ -31,7 +31,7 @@ from subscriptions_db.secrets import keyring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest:
-    """A request before validation."""
+    """An admitted request with its body, before the query and the body are validated."""
 
     principal: Principal
     path: Mapping[str, str]
@@ -75,8 +75,8 @@ class ApiAnswer:
     """Set if the handler asks for a test event, which is recorded and then sent. The result of its attempt takes the place of
     `document` in the answer."""
     exchange: routes.PendingQuestion | None = None
-    """A request for a receiver's permission (a question), to record, then to send. The receiver's reply decides the
-    document."""
+    """Set if the handler asks a receiver for its permission to deliver (a question). The question is recorded and then sent.
+    The receiver's reply decides the document of the answer."""
     awaited: routes.LongPoll | None = None
     """Set if the handler found nothing, and the request may wait (long_polls.py)."""
     following: routes.SnapshotRequest | None = None
@@ -86,7 +86,7 @@ class ApiAnswer:
 
 
 class RequestHandler:
-    """Execute requests. Thread-safe."""
+    """Execute requests in transactions, and return the answers. Thread-safe."""
 
     def __init__(
         self,
@@ -224,10 +224,11 @@ def _with_any_bytes(header: str) -> str:
 def _claim(connection: connect.Connection, route: Route, request: ApiRequest) -> ApiAnswer | None:
     """Claim the idempotency key for this request; return the stored answer if an equal earlier request claimed it.
 
-    Return None if this request has claimed the key. Wait while another request with the key is in flight; after a second, the
-    lock timeout, `RequestHandler.answer` refuses the request with 503. Raise Refused with 422 if a different request claimed
-    the key. A claim older than a day does not count. The request that claims a key also deletes old answers, as far as its
-    principal may see them.
+    1. No request has claimed the key within a day: claim it, delete old answers that the principal may see, and return None.
+    2. An equal request has claimed the key: return the stored answer.
+    3. A different request has claimed the key: raise Refused with 422.
+    4. Another request with the key is in flight: wait for the end of its transaction. After a second, the lock timeout,
+       `RequestHandler.answer` refuses this request with 503.
     """
     wanted = _row(request) | {"request_digest": request.digest(route)}
     if connection.execute(query("claim_idempotency_key"), wanted).fetchone() is not None:

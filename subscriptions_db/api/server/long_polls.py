@@ -48,7 +48,7 @@ class LongPolls:
         *,
         every_s: float = server_bounds.DEFAULT.poll_every_s,
     ) -> None:
-        """A waiting poll tries again after `every_s` seconds."""
+        """`every_s` is the number of seconds between two tries of a waiting poll."""
         self._config = config
         self._every_s = every_s
         self._answer = answer

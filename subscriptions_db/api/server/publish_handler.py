@@ -84,8 +84,9 @@ class Publishing:
     ) -> None:
         """`write` adds published events to the counts that all processes of the API share.
 
-        `place` bounds the waiting requests of a customer, or of a key without a customer: a request occupies a place until it
-        is answered. The bodies of all requests in progress have at most `max_bytes` together.
+        `place` is `WorkerThreads.place`: a context in which a request counts among the waiting requests of its customer, or of
+        its key without a customer. The number of these requests is bounded. A request stays in the context until it is
+        answered. The bodies of all requests in progress have at most `max_bytes` together.
         """
         self._place = place
         self._max_bytes = max_bytes
@@ -121,11 +122,12 @@ class Publishing:
     ) -> dict[str, Any]:
         """Return the answer (a PublishedEvents as a dictionary) when Kafka has confirmed all events of the request.
 
-        Raise Refused if publishing is off, if the request is not admitted or not valid, or if a quota, a rate or the maximum of
-        bytes or of waiting requests is reached. Also raise it if Kafka does not list its topics, or does not confirm all
-        events. aiohttp raises HTTPRequestEntityTooLarge for a body that is too large.
+        Add the deprecations of the request's parameters to `deprecations`. aiohttp raises HTTPRequestEntityTooLarge for a body
+        that is too large. Raise Refused in these cases:
 
-        Add the deprecations of the request's parameters to `deprecations`.
+        1. Publishing is off, or the request is not admitted or not valid.
+        2. A quota, a rate, or the maximum of bytes or of waiting requests is reached.
+        3. Kafka does not list its topics, refuses an event, or does not confirm all events.
         """
         principal = await self._admission.admit(request.headers.get("authorization"), route, admission.noted_by(request))
         etags.require_none(request.headers)
@@ -180,11 +182,14 @@ class Publishing:
     async def _checked(
         self, request: web.Request, topic: str | None, charge: admission.EventCharge
     ) -> list[checks.Publication]:
-        """Return the events of a request; raise Refused if one is wrong, and as `_body` does.
+        """Return the events of a request; raise Refused if an event is wrong, and as `_body` does.
 
-        aiohttp raises HTTPRequestEntityTooLarge for a body that is too large. The announced size of the body is charged at
-        once. A larger real size raises this charge when the body has arrived. A higher cost of the checks raises the charge
-        when the checks have ended.
+        aiohttp raises HTTPRequestEntityTooLarge for a body that is too large. `charge` counts the request in the rate of its
+        key, in three steps:
+
+        1. At once, by the announced size of the body.
+        2. When the body has arrived, by its real size, if this is larger.
+        3. When the checks have ended, by the number of events and the CPU time of the checks, if these cost more.
         """
         # Before the body arrives: requests that come at once must not all pass before the first one is charged.
         charge.body(min(request.content_length or 0, self._max_body_bytes))
@@ -203,12 +208,13 @@ class Publishing:
 
     @contextlib.contextmanager
     def _room(self, request: web.Request, key_id: str) -> Iterator[None]:
-        """Count a request, and the bytes of its body as occupied, while the context is open.
+        """Count a request as in progress, and the bytes of its body as occupied, while the context is open.
 
-        Raise Refused with 429 if a further body of the key would exceed its share (MAX_SHARE_OF_KEY). Raise it with 503 if a
-        further request or body would exceed the maximum of all keys. A body gets no 429 while its key occupies
-        nothing, and no 503 while no key occupies anything. A body without a length, or a compressed one, counts as
-        `api.max_body_bytes`.
+        A body without a length, or a compressed body, counts as `api.max_body_bytes`. Raise Refused in three cases:
+
+        1. 429: the key occupies bytes already, and with this body would exceed its share (MAX_SHARE_OF_KEY).
+        2. 503: the maximum of requests of all keys is in progress (MAX_SHARE_OF_REQUESTS).
+        3. 503: some key occupies bytes already, and with this body all keys together would exceed `max_bytes`.
         """
         is_known = request.content_length is not None and "content-encoding" not in request.headers
         size = min(request.content_length or 0, self._max_body_bytes) if is_known else self._max_body_bytes

@@ -104,7 +104,7 @@ async def serving(
 def _site(runner: web.AppRunner, api: service_settings.ApiSettings) -> web.BaseSite:
     """Return the site for `api.host` and `api.port`. Raise OSError if an address of IPv6 cannot be opened.
 
-    asyncio would let `::` take connections by IPv6 only.
+    For an address of IPv6, open the socket here: a socket of asyncio for `::` would take connections by IPv6 only.
     """
     if ":" not in api.host:
         return web.TCPSite(runner, api.host, api.port, reuse_address=True)

@@ -37,7 +37,7 @@ MAX_KEPT = 16
 subscriptions has some megabytes."""
 _TAG = re.compile(r'"(\d{1,19})"')
 _WITHOUT_GZIP = re.compile(r"gzip\s*;\s*q=0(\.0*)?\s*(,|$)", re.IGNORECASE)
-"""A reader that refuses gzip in `Accept-Encoding` (RFC 9110, section 12.5.3)."""
+"""Matches an `Accept-Encoding` with which a reader refuses gzip (RFC 9110, section 12.5.3)."""
 _OURSELVES = Principal("", None, Scope.EXECUTOR)
 """The principal with whose rights the feed reads Postgres. Each reader may read the whole registry."""
 

@@ -72,11 +72,14 @@ class Store:
     def transaction(self, principal: Principal, *, is_change: bool = True) -> Iterator[connect.Connection]:
         """Yield a connection in a transaction with the rights of the principal; commit at the end, or roll back on an error.
 
-        A read sees one consistent snapshot. A change does not: after a wait for a lock, it must see the row as the other
-        transaction has committed it. A change waits for a lock for a second at most, then raises RegistryUnavailable. Its
-        commit waits for other commits until the statement timeout. `is_change` is False for reads, and for the audit entry of a
-        test event, which locks no row. Raise SettingsError if the key ring does not fit the registry. Errors of Postgres become
-        RegistryUnavailable, RegistryOutdated or RegistrationError.
+        1. `is_change` False: all statements see one consistent snapshot. For reads, and for the audit entry of a test event,
+           which locks no row.
+        2. `is_change` True: each statement sees the newest committed rows. So after a wait for a lock, it sees the row as the
+           other transaction has committed it. A wait for a lock ends after a second with RegistryUnavailable. The commit may
+           wait for other commits, until the statement timeout.
+
+        Raise SettingsError if the key ring does not fit the registry. Errors of Postgres become RegistryUnavailable,
+        RegistryOutdated or RegistrationError.
         """
         self._require_ring()
         customer_id = principal.customer_id
@@ -133,7 +136,10 @@ class Store:
             self._ring_fits = True
 
     def passes_by_policies(self) -> bool:
-        """Return True if the login bypasses row-level security. The caller only warns: transactions switch roles."""
+        """Return True if the login bypasses row-level security.
+
+        This is no error, because each transaction switches to a role to which row-level security applies.
+        """
         with self._connection() as connection:
             row = connection.execute(query("login_rights")).fetchone()
             return bool(row and row["passes_by"])
@@ -188,7 +194,7 @@ class Store:
 
 
 def _check(connection: connect.Connection) -> None:
-    """Raise for a connection that broke while idle, so that the pool replaces it.
+    """Raise psycopg's OperationalError for a connection that broke while idle, so that the pool replaces the connection.
 
     A healthy idle connection receives no data. Only a connection that has received data, or that the server has closed, is
     checked by a query.

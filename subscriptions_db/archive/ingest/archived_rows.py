@@ -136,7 +136,7 @@ class ArchivedRecord:
     statistics: CountsByHour = field(default_factory=dict)
 
     def without_rows(self) -> ArchivedRecord:
-        """Return the record with its position only, without rows, counts and signals."""
+        """Return a copy with the position only. So the next offset moves past a record that Postgres refuses."""
         return ArchivedRecord(topic=self.topic, partition=self.partition, offset=self.offset)
 
 
@@ -180,7 +180,7 @@ def topic_record(letter: bytes, payload: bytes) -> bytes:
 
 
 def event_place(letter: bytes) -> tuple[str, int, int]:
-    """Return topic, partition and offset of the event of an archived dead letter."""
+    """Return the Kafka position (topic, partition, offset) of a dead letter's event. `letter` is as in DeadLetterRow."""
     found = _places.decode(letter)
     return _text(found.topic), found.partition, found.offset
 

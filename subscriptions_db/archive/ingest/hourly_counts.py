@@ -32,7 +32,7 @@ class HourCounts:
     """Counts of deliveries and attempts in one hour, or their sum over several hours."""
 
     delivered: int = 0
-    """Deliveries that the endpoint accepted. Of a batch, each accepted event counts."""
+    """Deliveries that the endpoint accepted. In a batch, each accepted event counts."""
     dead_lettered: int = 0
     skipped: int = 0
     attempts: int = 0

@@ -68,7 +68,7 @@ def _count_attempt(counts: HourCounts, entry: Attempted) -> None:
     else:
         counts.delivered += 1
         appended_at_ms = entry.appended_at_ms
-    if not entry.replay:  # a customer asked for it long after the event
+    if not entry.replay:  # a replay follows long after its event, which would distort the latencies
         bucket = hourly_counts.bucket(entry.started_at_ms + entry.duration_ms - appended_at_ms)
         counts.latencies[bucket] = counts.latencies.get(bucket, 0) + 1
 

@@ -1,6 +1,6 @@
 """Create and drop the daily partitions of the archive.
 
-Runs in `fanout archive`. A partition is a day in UTC. Dropping one is cheap, whatever its size.
+Runs in `fanout archive`. A partition of a table has the rows of a day in UTC. To drop a partition is cheap, whatever its size.
 """
 
 from __future__ import annotations

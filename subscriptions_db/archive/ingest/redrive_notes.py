@@ -118,9 +118,9 @@ def _columns(notes: Iterable[RedrivenRow | _Note]) -> dict[str, Any]:
 def _write_audit_entries(connection: connect.Connection, redriven: collections.Counter[str]) -> None:
     """Write an audit entry for each customer with dead letters that notes have set to `redriven`.
 
-    `redriven` is customer → number of these dead letters. The actor of the entry is `command`. The API writes the audit entry
-    of a redrive when it takes the request, and the requested dead letter is `redriven` before its note arrives. So for a
-    redrive by the API, this function counts only earlier dead letters of the same delivery.
+    `redriven` is customer → number of these dead letters. The actor of the entry is `command`. For a redrive by the API,
+    `redriven` has only earlier dead letters of the same delivery. The requested dead letter was set to `redriven` before its
+    note arrived, and the API has written an audit entry about it already.
     """
     entries = [
         audit_entries.entry(

@@ -1,8 +1,8 @@
 """Write records to the archive exactly once, also across crashes.
 
 Runs in `fanout archive`. Each transaction writes the rows and the next offset of each partition together. So a record that is
-read again is skipped, after a crash and by a second process. A record that Postgres refuses is left out and does not block
-other records.
+read a second time, after a crash or by a second process, is skipped. A record that Postgres refuses is left out and does not
+block other records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TopicPartition = tuple[str, int]
 
 @dataclass(slots=True)
 class Written:
-    """Numbers of rows that one `write` has written or left out, and of refused records."""
+    """The result of one `write`: numbers of rows that were written or left out, and of refused records."""
 
     letters: int = 0
     attempts: int = 0

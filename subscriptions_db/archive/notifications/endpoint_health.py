@@ -58,7 +58,7 @@ class Signal(NamedTuple):
     """When the record was written, so that an archive that was stopped makes the same decisions later. For DISABLED and WOKEN:
     now."""
     times: int = 1
-    """Consecutive occurrences that this signal stands for."""
+    """Number of consecutive equal observations that this signal stands for, such as five failed attempts."""
     reason: str | None = None
     """For FAILED the error class. Otherwise why the deliveries were postponed or given up, or the endpoint was disabled."""
     since: dt.datetime | None = None
@@ -191,10 +191,12 @@ def _postponed(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[E
 def _disabled(known: EndpointHealth, signal: Signal, policy: Policy) -> tuple[EndpointHealth, OperationalEvent | None]:
     """Report a disabled endpoint, and reset its failures, so that earlier failures do not count once it is enabled again.
 
-    A signal changes nothing if the `disabled` event for the signal's `since` was made already. Less than `quiet_s` seconds
-    after another `disabled` event of the endpoint, no report is made. `outbox.record_due` repeats the signal until the report
-    is made, or has been due for `outbox.LATE_S` seconds. A failing endpoint stays failing, with its failures, until the report,
-    because a `recovered` or `disabled` event must follow each `failing` event.
+    1. The `disabled` event for the signal's `since` was made already: nothing changes.
+    2. Another `disabled` event of the endpoint was made less than `quiet_s` seconds ago: no event follows yet.
+       `outbox.record_due` repeats the signal until the event is made, or has been due for `outbox.LATE_S` seconds. An endpoint
+       reported as failing keeps its failures until then, because a `recovered` or `disabled` event must follow each `failing`
+       event. The failures of other endpoints are reset at once.
+    3. Otherwise the `disabled` event follows, and the failures are reset.
     """
     since = signal.since or signal.at
     if known.disabled_at == since:

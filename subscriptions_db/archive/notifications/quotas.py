@@ -53,9 +53,9 @@ class DefaultQuotas(NamedTuple):
 
 
 class ReachedQuota(NamedTuple):
-    """A quota that a customer or tenant has reached now, or so recently that its event still delays the next one.
+    """A row of `reached_quotas`: a quota that a customer or tenant has reached.
 
-    A row of `reached_quotas`.
+    The row also stays until `quiet_s` seconds after the last event about the quota, because that event delays the next event.
     """
 
     quota: Quota

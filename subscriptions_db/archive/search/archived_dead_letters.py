@@ -194,9 +194,9 @@ def nearest(
 ) -> FoundLetters:
     """Search dead letters before or after the position `place`; return the positions of the first matches.
 
-    At most `most` dead letters are examined, the nearest to `place` first. At most `limit` positions are returned. `among` says
-    whether the search goes before or after `place`, and whether it searches waiting dead letters, or dead letters that are
-    parked for `consumer`.
+    At most `most` dead letters are examined, the nearest to `place` first. At most `limit` positions are returned. `among`
+    decides two things: whether the search goes before or after `place`, and whether it examines waiting dead letters or those
+    that are parked for `consumer`.
     """
     asked = {"customer_id": customer_id, "name": consumer, "place": place, "limit": limit, "most": most}
     asked |= selection.parameters()

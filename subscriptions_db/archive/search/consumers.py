@@ -166,12 +166,12 @@ def lease(
         ended, is_parking = _expired(connection, key | taken, consumer["max_receives"], limit, max_parked)
         sizes = archived_dead_letters.sizes(connection, customer_id, ended)
         fits = answer_size.count(sizes)
-        [held] = connection.execute(query("renew_expired_leases"), key | taken | {"positions": ended[:fits]}).fetchall()
-        times = dict(zip(held["positions"], held["times"], strict=True))
-        again = archived_dead_letters.waiting(connection, customer_id, held["positions"])
+        [renewed] = connection.execute(query("renew_expired_leases"), key | taken | {"positions": ended[:fits]}).fetchall()
+        times = dict(zip(renewed["positions"], renewed["times"], strict=True))
+        again = archived_dead_letters.waiting(connection, customer_id, renewed["positions"])
         if gone := list(times.keys() - {letter.position for letter in again}):
             connection.execute(query("delete_leases"), key | {"positions": gone})
-        unacknowledged = held["unacknowledged"] - len(gone)
+        unacknowledged = renewed["unacknowledged"] - len(gone)
         free = room(limit, len(again), unacknowledged, max_unacknowledged=max_unacknowledged)
         left = free if fits == len(ended) else 0
         new, has_more = _new(connection, key, consumer, left, taken, held=sum(sizes), of_whole_customer=of_whole_customer)
@@ -221,11 +221,14 @@ def end(connection: connect.Connection, customer_id: str) -> int:
 def _expired(
     connection: connect.Connection, taken: dict[str, Any], max_receives: int | None, limit: int, max_parked: int
 ) -> tuple[list[int], bool]:
-    """Examine the `max_parked` leases that expired first: park the dead letters that were leased `max_receives` times.
+    """Return the positions of at most `limit` dead letters with an expired lease, which the poll can lease again.
 
-    `taken` has the parameters of the statements. Return the positions of at most `limit` other dead letters of these leases.
-    Also return True if the call has parked some and there may be further expired leases. With `max_receives` None, nothing is
-    parked: return the positions of the `limit` leases that expired first.
+    1. `max_receives` given: examine the `max_parked` leases that expired first. Park the dead letters that were leased
+       `max_receives` times, and return other positions. Also return True if the call has parked some dead letters and there may
+       be further expired leases.
+    2. `max_receives` None: park nothing. Return the positions of the leases that expired first, and False.
+
+    `taken` has the parameters of the statements.
     """
     if max_receives is None:
         return [row["position"] for row in connection.execute(query("expired_leases"), taken | {"limit": limit})], False

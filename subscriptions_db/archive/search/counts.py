@@ -30,7 +30,7 @@ ms, and about 1 ms more for each consumer with 1,000 ended leases."""
 
 
 class Count(NamedTuple):
-    """A number of dead letters."""
+    """The number of dead letters that match, among those that were examined."""
 
     letters: int
     is_exact: bool

@@ -104,9 +104,9 @@ def search(
 ) -> FoundDeliveries:
     """Examine at most `most` records older than `start`, or newer if `start.is_backwards`; return the first `limit` matches.
 
-    The page may be empty although further deliveries match. The next page begins at `further`.
-    A match is a delivery whose first record is among the examined records. The newest `most_of_one` records of a delivery
-    decide its status, and at most `most_letters` of its dead letters are counted.
+    The page may be empty although further deliveries match. The next page begins at `further`. A match is a delivery that fits
+    the criteria and whose first record is among the examined records. The newest `most_of_one` records of a delivery decide its
+    status, and at most `most_letters` of its dead letters are counted.
     """
     wanted = _parameters(customer_id, asked, most_of_one, most_letters)
     found = records.nearest(connection, "deliveries", wanted, start, limit=limit, most=most)

@@ -96,8 +96,8 @@ def unpark(
     key: dict[str, Any] = {"customer_id": customer_id, "name": name}
     with connect.translated_errors(), connect.in_transaction(connection):
         consumers.locked(connection, key)
-        [held] = connection.execute(query("unacknowledged"), key).fetchall()
-        room = consumers.room(MAX_UNPARKED, 0, held["unacknowledged"], max_unacknowledged=max_unacknowledged)
+        [counted] = connection.execute(query("unacknowledged"), key).fetchall()
+        room = consumers.room(MAX_UNPARKED, 0, counted["unacknowledged"], max_unacknowledged=max_unacknowledged)
         chosen = connection.execute(query("parked_positions"), key | {"positions": positions, "limit": room + 1}).fetchall()
         unparked = [row["position"] for row in chosen[:room]]
         connection.execute(query("unpark"), key | {"positions": unparked, "now": now})

@@ -34,7 +34,7 @@ class FoundRows(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The number of matches."""
+    """The number of matches of a search among the examined records."""
 
     matches: int
     is_exact: bool

@@ -26,7 +26,10 @@ class RedriveRequest(NamedTuple):
     payload: bytes
 
     def record(self) -> bytes:
-        """Return the record of the dead-letter topic. Raise TypeError or ValueError if another program wrote it."""
+        """Return the record of the dead-letter topic.
+
+        Raise TypeError or ValueError if the archived dead letter does not have the form that the archive writes.
+        """
         return archived_rows.topic_record(self.letter, self.payload)
 
 
