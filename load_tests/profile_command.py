@@ -32,7 +32,7 @@ LOADS: dict[ProfiledLoad, Callable[[stage.Terms], dict[str, Any]]] = {
     ProfiledLoad.MISSION: lambda terms: mission.run(mission.MissionScenario(per_s=(200,), seconds=60), terms),
     ProfiledLoad.LATENCY: lambda terms: latency.run(latency.LatencyScenario(seconds=60, kills=0), terms),
 }
-"""The scenario of each load. At full speed, it has enough events for several hundred samples of each worker."""
+"""The scenario of each load. The loads at full speed have enough events for several hundred samples of each worker."""
 
 
 def profile(

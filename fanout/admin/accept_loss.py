@@ -33,8 +33,8 @@ class Accepted(NamedTuple):
     def document(self) -> dict[str, Any]:
         """Return the loss as a dictionary, for the output of the command and for the audit log.
 
-        The keys are `lane`, the fields of Loss, and `records`, the number of lost records. None: the number is unknown, because
-        the partition is gone, or ends before the lane's position.
+        The keys are `lane`, the fields of Loss, and `records`, the number of lost records. `records` is None if the number is
+        unknown: the partition is gone, or ends before the lane's position.
         """
         records = None if self.loss.last is None else self.loss.last - self.loss.first + 1
         return {"lane": self.lane, **self.loss._asdict(), "records": records}
@@ -44,16 +44,18 @@ class _Move(NamedTuple):
     checkpoint: offset_log.Checkpoint
     positions: offset_log.Positions
     held: dict[tuple[str, int], losses.OffsetRange]
+    """Topic and partition → the range of offsets that Kafka has now."""
     goes_back: bool
-    """True if a partition is read again from its first record, because it ends before the lane's position."""
+    """True if the lane reads a partition again from its first record, because the partition ends before the lane's position."""
 
 
 def accept(config: settings.Settings, libraries: session.Libraries, lanes: Collection[str], *, is_dry: bool) -> list[Accepted]:
     """Return the losses of the lanes. Unless `is_dry`, write them to the audit log, and then move the checkpoints past them.
 
     With `is_dry` nothing is changed. Otherwise the function takes three steps:
-    1. It corrects the checkpoints as the start of a job does. The positions of paused topics come back, and so do those of
-       topics that `source.topic_pattern` matches again. Positions of topics that the pattern no longer matches leave.
+    1. It corrects the checkpoints as the start of a job does. Positions of paused topics, and of topics that
+       `source.topic_pattern` matches again, return to the checkpoints. Positions of topics that the pattern no longer matches
+       move out of the checkpoints.
     2. It writes each loss to the audit log.
     3. It moves the checkpoints past the losses. After a crash between steps 2 and 3, the next run audits the losses again.
 
@@ -71,7 +73,7 @@ def accept(config: settings.Settings, libraries: session.Libraries, lanes: Colle
         if moves and not is_dry:
             with connect.connect(config.database) as connection, connect.translated_errors():
                 audit_entries.note_many(connection, list(map(_entry, found)))
-            # The lanes read receipts and results from this time on. Earlier ones name offsets that now have other records.
+            # The lanes read receipts and results from this time on. Earlier receipts name offsets that now have other records.
             after_results_ms = round(time.time() * 1000) + completed_reader.SLACK_MS
             for move in moves:
                 move.checkpoint.move(
@@ -105,7 +107,10 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
 
 
 def _event_topics(config: settings.Settings, scanner: topic_scanner.Scanner, lane: str) -> list[str]:
-    """Return the event topics that a lane reads now; none for the retry lane."""
+    """Return the event topics that a lane reads now.
+
+    The retry lane reads none, the batch lane reads all, and the direct and the real-time lane divide them.
+    """
     if lane == "retry":
         return []
     found = [name for name in scanner.names() if topic_pattern.matches(config.source.topic_pattern, name)]

@@ -244,8 +244,8 @@ def _subscriptions(config: settings.Settings) -> str:
 
 
 def _checkpoint(config: settings.Settings) -> str:
-    place = config.spark.checkpoint
-    folder = object_store.folder_of(place)
+    location = config.spark.checkpoint
+    folder = object_store.folder_of(location)
     if folder is None:
         return _object_store(config.spark)
     try:
@@ -254,9 +254,9 @@ def _checkpoint(config: settings.Settings) -> str:
         (folder / ".doctor").unlink()
     except OSError as exc:
         raise errors.SettingsError(
-            f"{place} is not writable ({exc.strerror}): the job would not start. Make it writable, or set spark.checkpoint"
+            f"{location} is not writable ({exc.strerror}): the job would not start. Make it writable, or set spark.checkpoint"
         ) from exc
-    return f"{place} is writable"
+    return f"{location} is writable"
 
 
 def _object_store(config: settings.SparkSettings) -> str:

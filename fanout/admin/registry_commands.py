@@ -163,7 +163,7 @@ def delete_endpoints(config: settings.Settings, endpoint_ids: list[str]) -> None
 def _require_usable(connection: connect.Connection, ring: keyring.KeyRing) -> None:
     """Raise RegistryOutdated if the schema is not current, and SettingsError if the key ring does not fit the stored secrets.
 
-    Without this check, a secret could be sealed with another key of the same id, and the job would quarantine its endpoint.
+    Without this check, a secret could be sealed with another key of the same id, and the job would quarantine the endpoint.
     """
     with connect.translated_errors():
         migrate.require_current(connection)
@@ -173,7 +173,7 @@ def _require_usable(connection: connect.Connection, ring: keyring.KeyRing) -> No
 def show(console: rich.console.Console, result: apply.Result, *, dry_run: bool) -> None:
     """Print the changes of `fanout apply`, the new secrets, the endpoints that still get nothing, and the warnings.
 
-    `dry_run` says that nothing was changed: then no secret is printed.
+    With `dry_run`, nothing was changed, and no secret is printed.
     """
     marks = {"create": "[green]+[/]", "update": "[yellow]~[/]", "delete": "[red]-[/]"}
     for change in result.changes:
@@ -316,7 +316,7 @@ def disable(config: settings.Settings, endpoint_id: str, reason: str) -> None:
 def validate(config: settings.Settings, endpoint_id: str) -> handshake.Reply:
     """Ask the receiver of an endpoint for permission to deliver, record a permission, and return the receiver's reply.
 
-    In two cases the returned reply differs from the receiver's answer, which counts as a refusal if it is missing:
+    A missing answer counts as a refusal. In two cases the returned reply differs from the receiver's answer:
 
     1. The answer is a permission, but meanwhile the endpoint got another URL, was asked again or ceased to need permission.
        Then record no permission, and return a refusal.

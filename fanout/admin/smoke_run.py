@@ -3,7 +3,7 @@
 Runs in `fanout` commands. Registers an endpoint and a subscription, publishes an event to Kafka, and waits for two proofs:
 
 1. The delivery log (the attempts topic) has an attempt that the endpoint answered with 2xx.
-2. If the endpoint is the receiver that the command opens: the receiver got the event with a valid signature.
+2. The receiver got the event with a valid signature. This proof is needed only if the command itself opens the receiver.
 
 The tenant, the customer and the topic of the test stay. A deleted topic would stop the lanes. A deleted tenant would turn an
 event that another lane has not read yet into a rejected record. Several tests may run on one registry at the same time. Each
@@ -46,7 +46,7 @@ PUBLISH_EVERY_S = 5
 the first copy by the older registry."""
 LEFT_AFTER = dt.timedelta(hours=1)
 """Age from which an endpoint of the test's customer is deleted as left over. An endpoint of a running test is younger, unless
-its `--timeout` is longer."""
+the `--timeout` of the test is longer."""
 POLL_S = 0.25
 """Seconds between two checks of the delivery log and the receiver."""
 
@@ -140,7 +140,7 @@ def run(
 def event(source: settings.SourceSettings, event_id: str) -> bytes:
     """Return the test event as JSON, with id, type, tenant and time in the fields that the settings name.
 
-    Raise SettingsError if one of these fields lies within another one.
+    Raise SettingsError if one of these fields lies within another, such as `event.id` within `event`.
     """
     document: dict[str, Any] = {}
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
@@ -232,7 +232,7 @@ class Arrivals:
     has_verified: bool = False
 
     def receiving(self, host: str, port: int) -> receiver.Receiver:
-        """Return a receiver that reports its requests to this object. Entering its context opens it."""
+        """Return a receiver that reports its requests to this object. The receiver opens its port when its context opens."""
         return receiver.Receiver(
             secrets_of=lambda _: [self.secret],
             on_received=self._add,
@@ -297,7 +297,7 @@ class DeliveryLog:
         self._consumer.assign([confluent_kafka.TopicPartition(*extent.place, extent.end) for extent in extents])
 
     def poll(self) -> None:
-        """Read the records that have arrived, at most 1,000, and add those about the endpoint to `seen`.
+        """Read the records that have arrived, at most 1,000, and add the records about the endpoint to `seen`.
 
         Raise KafkaUnavailable if the login may not read the attempts topic. Ignore other errors, which may be transient.
         """

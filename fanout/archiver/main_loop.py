@@ -143,7 +143,7 @@ class Archiver:
                 self._loop(connection, self._source, once=once)
 
     def stopped(self) -> None:
-        """Log the regular end, as the last line."""
+        """Log the graceful end of the process and the counts since its start. This is the last line of the log."""
         log.info(
             "stopped gracefully. Archived since the start: %s. The next start continues after these",
             self._totals.in_all(),
@@ -341,7 +341,7 @@ def _counted(letters: int, attempts: int) -> str:
 
 
 def policy_of(config: settings.Settings) -> Policy | None:
-    """Return the policy for operational events; None if operations.topic is empty.
+    """Return the thresholds for operational events (Policy); None if operations.topic is empty.
 
     Raise SettingsError if the job would not read operations.topic.
     """

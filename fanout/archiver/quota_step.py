@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 SHARE = 0.02
 """Largest share of the archiver's time for checks of the quotas, because archiving waits for them. A check took 1.3 to 2.5 s
-with 10,000 customers and a million dead letters of 10 days, on a shared machine of two cores. Such checks are two to three
-minutes apart, because a check begins at a maintenance run only."""
+with 10,000 customers and a million dead letters of 10 days, on a shared machine of two cores. Checks of this length are two to
+three minutes apart, because a check begins at a maintenance run only."""
 
 
 class QuotaLooks:

@@ -88,8 +88,8 @@ def redrive(
     `in_turn` and `max_bytes` are passed to `claim_page`.
 
     A dead letter that cannot be redriven, because another program wrote it, is left out and logged. The whole page then counts
-    as redriven. A page without a dead letter that can be redriven is followed by the next page. 0: no redrive is requested any
-    more.
+    as redriven. A page without a dead letter that can be redriven is followed by the next page. Return 0 if no redrive is
+    requested any more.
 
     Raise KafkaUnavailable if Kafka does not confirm all enqueued dead letters, and RegistryUnavailable if Postgres is
     unavailable. The next call then enqueues the page again.

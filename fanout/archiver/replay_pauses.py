@@ -28,7 +28,7 @@ class ReplayPauses:
         """Begin a pause; return its seconds: FIRST_PAUSE_S, doubled by each further failure in a row up to LONGEST_PAUSE_S."""
         failures = self._pauses[number].failures + 1 if number in self._pauses else 1
         seconds = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
-        # A replay that was cancelled is not reported here.
+        # Nothing reports the end of a cancelled replay, so a pause that ended long ago is forgotten.
         self._pauses = {other: pause for other, pause in self._pauses.items() if now < pause.until + LONGEST_PAUSE_S}
         self._pauses[number] = _Pause(failures, now + seconds)
         return seconds

@@ -2,7 +2,7 @@
 
 Runs in `fanout archive`, between its writes: a step takes about STEP_S. Postgres records a chunk after Kafka has confirmed it.
 If the process dies in between, the chunk is repeated, with the same `webhook-id`s. A replay pauses while it has
-`archive.replay_max_pending` or more enqueued deliveries without an outcome. Such deliveries wait in the retry lane, where live
+`archive.replay_max_pending` or more enqueued deliveries without an outcome. These deliveries wait in the retry lane, where live
 events of the endpoint also need space.
 """
 
@@ -148,7 +148,10 @@ class Replayer:
         once: bool,
         now: float,
     ) -> None:
-        """Log a failure, and begin the pauses after it. With `once`, raise the error instead."""
+        """Log a failure, and begin the pauses that `step` describes. With `once`, raise the error instead.
+
+        If Kafka failed otherwise than for one topic, also close the connections to Kafka.
+        """
         is_of_kafka = isinstance(exc, errors.KafkaUnavailable) and not isinstance(exc, errors.TopicUnreadable)
         if is_of_kafka:
             self.close()
@@ -183,7 +186,7 @@ class Replayer:
         self._scanner = self._publisher = None
 
     def _running(self, connection: connect.Connection, now: float, idle: Collection[int]) -> list[ReplayRequest]:
-        """Return the unfinished replays that may advance: no paused ones, and none whose number is in `idle`."""
+        """Return the unfinished replays that may advance. Leave out paused replays, and replays with a number in `idle`."""
         found = progress.resumable(connection, max_pending=self._config.archive.replay_max_pending)
         return [replay for replay in found if not (replay.number in idle or self._pauses.is_paused(replay.number, now))]
 
@@ -220,7 +223,8 @@ class Replayer:
         scanner = self._reader()
         names = topic_scanner.event_topics(self._config, scanner.names())
         extents = scanner.extents(names, since_ms=_ms(asked.since))
-        # The end is not that of the range: a record of the range may come after a later one. `_read_chunk` ends earlier.
+        # A record of the time range may come after a later record, so each partition is read up to its present end. Only
+        # `_read_chunk` may stop earlier (PAST_S).
         places = [
             progress.PartitionProgress(*extent.place, extent.first, extent.end)
             for extent in extents

@@ -24,12 +24,15 @@ class ReplayTurns:
         self._of_replays[replay.number] = self._of_customers[replay.customer_id] = self._turns
 
     def of_customers(self, unfinished: Iterable[ReplayRequest]) -> list[ReplayRequest]:
-        """Return one replay of each customer: the one whose last turn is the longest ago, or the oldest of these.
+        """Return the next replay of each customer, in the order of the customers' turns.
 
-        The customer whose last turn is the longest ago comes first. Turns of replays outside of `unfinished` are forgotten. A
-        replay or customer that was not in `unfinished` of the previous call counts as if it had taken the last turn but one. A
-        customer is missing now and then, because too many of its deliveries have no outcome yet. When it returns, it comes
-        after the customers that have waited.
+        1. A customer's next replay is the replay whose last turn is the longest ago. Among equals, the oldest replay is next.
+        2. The customer whose last turn is the longest ago comes first.
+        3. A replay or customer that was not in `unfinished` of the previous call counts as if it had taken the last turn but
+           one. So a customer that returns comes after the customers that have waited. Customers are missing now and then,
+           because too many of their deliveries have no outcome yet.
+
+        Turns of replays and customers outside of `unfinished` are forgotten.
         """
         listed = list(unfinished)
         self._of_replays = {replay.number: self._of_replays.get(replay.number, self._turns - 1) for replay in listed}

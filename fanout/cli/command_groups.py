@@ -34,13 +34,14 @@ DUE_TO_SETTINGS = (errors.SettingsError, errors.RegistryUnavailable, errors.Kafk
 class CommandGroups(typer.core.TyperGroup):
     """The root of all commands: the commands that `main` adds to this group, and the groups in MODULES.
 
-    Typer keeps the types of `ctx` and of the returned command in a private module.
+    The types of `ctx` and of the returned command are in a private module of Typer, so they are annotated as Any.
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Add a hint to an error of DUE_TO_SETTINGS if the command found no settings.
+        """Run the command, and improve the messages of two kinds of errors.
 
-        Reword the refusal of an option's value without pydantic's prefix, and suggest the closest permitted value.
+        1. An error of DUE_TO_SETTINGS, if the command found no settings: the hint of `commands.settings_of` is added.
+        2. A refused value of an option: the message loses pydantic's prefix, and suggests the closest permitted value.
         """
         try:
             return super().invoke(ctx)
@@ -58,7 +59,7 @@ class CommandGroups(typer.core.TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command or the group with this name; None if there is none."""
-        # For a name that nothing has, Typer suggests names of `commands`. So that it suggests groups too, all are added there.
+        # For an unknown name, Typer suggests similar names in `commands`. All groups are added there, to be suggested too.
         wanted = {cmd_name} if cmd_name in self.list_commands(ctx) else set(MODULES)
         for name in (wanted & MODULES.keys()) - self.commands.keys():
             group = typer.main.get_group(importlib.import_module(MODULES[name]).app)

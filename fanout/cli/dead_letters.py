@@ -162,9 +162,9 @@ def redrive(
     """Deliver dead letters again, by the present registry. Safe to repeat.
 
     The command writes the dead letters to the retries topic, and the retry lane of the job delivers them. An event that was
-    sent alone keeps its webhook id. A batch keeps its webhook id only if one request has all of its events again. Of each
-    delivery, only the newest dead letter is redriven, and only if the options select it and it was not redriven before. A
-    redriven delivery that is given up again has a new dead letter.
+    sent alone keeps its webhook id. A batch keeps its webhook id only if one request has all of its events again. The newest
+    dead letter of each delivery is redriven, if the options select this dead letter and it was not redriven before. Older dead
+    letters are not redriven. A redriven delivery that is given up again has a new dead letter.
     """
     from fanout.redrive import dead_letter_search  # noqa: PLC0415
 

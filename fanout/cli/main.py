@@ -336,8 +336,8 @@ def reconcile(
 ) -> None:
     """Prove from the topics that due deliveries = delivered + pending + dead-lettered + skipped.
 
-    Exit code 1: there are findings, or a topic cannot be read. Exit code 2: nothing was checked. The topics have
-    no record of any lane in this time, a topic that the job writes is missing, or a setting is wrong.
+    Exit code 1: there are findings, or a topic cannot be read. Exit code 2: nothing was checked, because the topics have no
+    record of any lane in this time, a topic that the job writes is missing, or a setting is wrong.
     """
     from fanout.reconcile import proving  # noqa: PLC0415
     from fanout.terminal import times  # noqa: PLC0415

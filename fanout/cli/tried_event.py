@@ -24,7 +24,11 @@ EventText = Annotated[
 
 
 def content(option: str, text: str, tried: str) -> bytes:
-    """Return the standard input if `text` is `-`, `text` if it begins with { or [, else the content of the file `text`.
+    """Return the bytes that the value of an option stands for.
+
+    1. `text` is `-`: the standard input.
+    2. `text` begins with { or [: the bytes of `text` itself.
+    3. Otherwise: the content of the file with the name `text`.
 
     Raise RegistrationError if the file cannot be read, or if `text` or the standard input is empty. For the message, `option`
     is the option with the value `text`, and `tried` is the thing that the command tries, such as `filter`.
@@ -52,7 +56,8 @@ def content(option: str, text: str, tried: str) -> bytes:
 def read(config: settings.Settings, text: str, tried: str) -> Event:
     """Return the event of the option `--event`, whose value is `text`.
 
-    Raise RegistrationError if the job would reject the event, and in the cases of `content`. `tried` is for the message.
+    Raise RegistrationError if the job would reject the event, and in the cases of `content`. `tried` has the same use as in
+    `content`.
     """
     value = content("--event", text, tried)
     headers = _STRUCTURED if b'"specversion"' in value else ()

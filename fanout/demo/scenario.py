@@ -43,7 +43,7 @@ RECOVERING_ENDPOINTS = {"endpoint-9", "batches-recovering"}
 DISABLED_ENDPOINT = "endpoint-13"
 """Endpoint that is disabled during the whole demo."""
 GIVE_UP_EARLY = {"max_age_s": 10, "timeout_s": 3}
-"""Retry settings of endpoints whose deliveries are to be given up during the demo, which cannot retry for days."""
+"""Retry settings of endpoints whose deliveries are given up during the demo. The demo cannot wait for days of retries."""
 REPAIRED_MAX_AGE_S = 600
 """The setting `retry.max_age_s` of FAILING_ENDPOINTS after their repair. The retry lane has a micro-batch each second. A
 recovered endpoint gets one delivery in the first micro-batch, then 2, then 4, and so on. So hundreds of redriven deliveries may

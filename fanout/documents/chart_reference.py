@@ -27,8 +27,8 @@ PASSED_ON = ("kafka.spark_options", "kafka.librdkafka_options", "spark.conf")
 """Settings that pass options to Spark and librdkafka. The schema permits every option, except those of NOT_FOR_A_CONFIG_MAP."""
 NOT_FOR_A_CONFIG_MAP = "([Pp]assword|[Ss]ecret|[Jj]aas|[Ss]ession[.]token|ssl[.]key[.]pem|ssl[.]keystore[.]key)"
 """Pattern of the names of options that hold a secret. The schema refuses these options: `config` becomes a ConfigMap. The last
-two options hold the text of a private key, in librdkafka and in the Java client. Use a file of `certificates.secret`
-instead."""
+two options of the pattern hold the text of a private key, in librdkafka and in the Java client. Use a file of
+`certificates.secret` instead."""
 BEGIN, END = "<!-- values: generated from values.yaml by `make docs` -->", "<!-- end of the values -->"
 """Lines of README.md before and after the generated table."""
 

@@ -103,7 +103,7 @@ def known(root: Path) -> Known:
 
 
 def drawn(picture: Picture, code: Known) -> str:
-    """Return the Mermaid code of a picture. Raise ValueError if `contradictions` yields any."""
+    """Return the Mermaid code of a picture. Raise ValueError if `contradictions` yields any text."""
     if found := list(contradictions(picture, code)):
         raise ValueError(
             "docs/architecture.md was not written. Correct the picture that differs from the code:\n" + "\n".join(found)
@@ -118,7 +118,7 @@ def drawn(picture: Picture, code: Known) -> str:
 
 
 def contradictions(picture: Picture, code: Known) -> Iterator[str]:
-    """Yield where a picture and the code differ.
+    """Yield a text for each contradiction between a picture and the code, of the kinds below.
 
     1. A box or a hand-over names a module or a setting that does not exist.
     2. No module of the source of a call imports a module of its target.

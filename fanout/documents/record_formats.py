@@ -165,14 +165,14 @@ def _meanings(record: type) -> Iterator[tuple[str, str]]:
 
 def _type(type_: Any) -> str:
     """Return the text for a type in the table of a record."""
-    origin, of = typing.get_origin(type_), typing.get_args(type_)
+    origin, arguments = typing.get_origin(type_), typing.get_args(type_)
     if origin in {typing.Union, types.UnionType}:
-        known = [member for member in of if member is not msgspec.UnsetType]
+        known = [member for member in arguments if member is not msgspec.UnsetType]
         return "an entry" if set(known) == set(log_records.ENTRY_TYPES) else " or ".join(map(_type, known))
     if origin is dict:
-        return f"object of {_type(of[1])}"
+        return f"object of {_type(arguments[1])}"
     if origin in {list, tuple}:
-        return f"array of {_type(of[0])}"
+        return f"array of {_type(arguments[0])}"
     named = getattr(type_, "__supertype__", type_)  # a NewType
     if named in _PLAIN:
         return _PLAIN[named]

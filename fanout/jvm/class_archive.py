@@ -45,11 +45,11 @@ class Program:
     name: str
     """Beginning of the name of the archive's file."""
     title: str
-    """The program in messages, at the beginning of a sentence."""
+    """Name of the program in messages, in the form for the beginning of a sentence."""
     training: str
     """Module that runs the program, so that the JVM writes an archive. The module's argument is the path of the archive."""
     jars: Callable[[Path], list[Path]]
-    """The jars of the program, by the folder of the downloaded jars."""
+    """Function from the folder of the downloaded jars to the jars of the program."""
 
 
 SPARK = Program(
@@ -82,9 +82,9 @@ def find(program: Program, folder: Path = LIBRARY) -> Path | None:
 def ensure(program: Program, folder: Path = LIBRARY) -> Path | None:
     """Return the program's archive, and build it first if it is missing.
 
-    Before the build, delete the program's archives for other jars or another Java. None: no jar of the program is here, as with
-    the broker in the image. If the archive exists, the process needs no right to write to the folder. No jars are downloaded.
-    Raise LocalStackError if the archive cannot be built or written, or if there is no supported Java.
+    Before the build, delete the program's archives for other jars or another Java. Return None if `folder` has no jar of the
+    program, as with the broker in the image. If the archive exists, the process needs no right to write to the folder. No jars
+    are downloaded. Raise LocalStackError if the archive cannot be built or written, or if there is no supported Java.
     """
     if not program.jars(folder):
         return None

@@ -50,7 +50,7 @@ def ensure(ivy_file: Path = IVY_FILE, say: Callable[[str], None] = _say) -> Jars
     `say` prints a line before the download. Raise LocalStackError if the download fails or finds no Java, or if a jar is
     missing, extra or different, compared with the lock. The comparison, at each call, takes a twentieth of a second of CPU.
     """
-    # Without symbolic links, because a JVM compares the paths of jars with those in its class archive.
+    # Without symbolic links, because a JVM compares the paths of jars with the paths in its class archive.
     library = (ivy_file.parent / "lib").resolve()
     wanted = hashlib.sha256(ivy_file.read_bytes()).hexdigest()
     if not _holds(library, wanted):

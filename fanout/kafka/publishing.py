@@ -175,9 +175,9 @@ def from_lines(
 ) -> Iterator[Message]:
     """Yield a message for each NDJSON line. Empty lines are skipped.
 
-    `topic` is the topic of all messages; None: each event's type names its topic. `layout` is the job's layout of events; None:
-    lines that the job would reject are yielded too. Raise RegistrationError, with the number of the line, for a line that is
-    not JSON, that has no type while `topic` is None, or that the job would reject.
+    `topic` is the topic of all messages; None: each event's type names its topic. `layout` has the rules by which the job
+    parses events; None: lines that the job would reject are yielded too. Raise RegistrationError, with the number of the line,
+    for a line that is not JSON, that has no type while `topic` is None, or that the job would reject.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -216,7 +216,7 @@ def generated(
 ) -> Iterator[Message]:
     """Yield messages with `count` events of about 450 bytes, of tenants `tenant-1` to `tenant-<tenants>`.
 
-    The fields have the default names of the settings `source.*`, whatever `source` says. Only `source.topic_prefix` counts.
+    The function uses only `topic_prefix` of `source`. The fields have the default names of the settings `source.*_field`.
     """
     for _ in range(count):
         document: dict[str, Any] = {

@@ -28,8 +28,8 @@ MAX_RECORDS_PER_POLL, POLL_S = 2000, 0.1
 _OF_A_TOPIC = frozenset({confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED})
 """Codes of errors that concern a topic, and not the brokers."""
 Consume = Callable[[confluent_kafka.Message], None]
-"""A function that `Scanner.read` calls with each record. It raises StateUnreadable, LookupError, RecursionError, TypeError or
-ValueError, such as a MsgspecError, for an unreadable record."""
+"""A function that `Scanner.read` calls with each record. For an unreadable record, the function raises StateUnreadable,
+ArithmeticError, LookupError, RecursionError, TypeError or ValueError, such as a MsgspecError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,8 @@ class Scanner:
     def require_visible(self, names: Iterable[str]) -> None:
         """Raise KafkaUnavailable if this login may not describe one of the topics, whether or not the topic exists.
 
-        Raise nothing for a deleted topic that the login may describe. `extents` leaves out topics of both kinds.
+        Raise nothing for a deleted topic that the login may describe. `extents` leaves out deleted topics and hidden topics
+        alike. After this check, a topic that `extents` leaves out is deleted.
         """
         for name in names:
             with self._translated():
@@ -172,7 +173,10 @@ class Scanner:
 
     @contextlib.contextmanager
     def _progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show the progress on a terminal. Yield a function that is called with the number of each poll's records."""
+        """Yield the function to which the caller reports the number of records of each poll.
+
+        On a terminal, a bar shows the progress. Without a terminal, the function does nothing.
+        """
         if self._console is None or not self._console.is_terminal:
             yield lambda _: None
             return
@@ -182,7 +186,10 @@ class Scanner:
 
 
 def _require_record(message: confluent_kafka.Message) -> None:
-    """Raise KafkaUnavailable if a message of the client is an error."""
+    """Raise KafkaUnavailable if the client gave an error in place of a record.
+
+    Raise TopicUnreadable, its subclass, if the error concerns only this topic.
+    """
     place, error = f"{message.topic()}:{message.partition()}", message.error()
     if error is not None and error.code() == confluent_kafka.KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001  # its public name
         raise errors.TopicUnreadable(

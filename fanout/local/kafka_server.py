@@ -86,7 +86,7 @@ super.users=User:broker;User:ANONYMOUS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """The place of a broker in its cluster. Each broker is also a controller."""
+    """The identity of a broker in its cluster, and the ports of all controllers. Each broker is also a controller."""
 
     node_id: int
     cluster_id: str
@@ -96,12 +96,12 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerTls:
-    """PEM files for mutual TLS. Their absolute paths must be ISO-8859-1, because Kafka reads the paths so."""
+    """PEM files for mutual TLS. Their absolute paths must be ISO-8859-1, because Kafka reads its settings in this encoding."""
 
     authority: Path
     """The certificate of the authority that signed the certificates of the broker and of its clients."""
     keystore: Path
-    """The broker's private key in PKCS#8, and its certificates. `EmbeddedKafka` itself uses it as a client too."""
+    """The broker's private key in PKCS#8, and its certificates. `EmbeddedKafka`, as a client, uses this file too."""
 
 
 def seats(count: int) -> list[Seat]:
@@ -114,11 +114,11 @@ def seats(count: int) -> list[Seat]:
 class EmbeddedKafka:
     """A Kafka broker that keeps its data: after a stop or a crash it starts again with all records.
 
-    Port 0: a free port. `seat` makes the broker a part of a cluster. By default, a topic then has a replica on each broker. A
-    producer with `acks=all` then needs all replicas but one in sync. `sasl_users` are names with passwords. Without them,
-    clients do not log in. With `tls`, the broker answers over TLS only, to clients with a certificate of the same authority.
-    With `is_guarded`, users may do only what Kafka's ACLs permit; the user `broker` and clients without a login may do
-    everything. With `archive_to`, the broker's JVM writes an archive of its classes there when it stops.
+    With port 0, the broker gets a free port. `seat` makes the broker a part of a cluster. In a cluster, a topic has a replica
+    on each broker by default, and a producer with `acks=all` needs all replicas but one in sync. `sasl_users` are names with
+    passwords. Without them, clients do not log in. With `tls`, the broker answers over TLS only, to clients with a certificate
+    of the same authority. With `is_guarded`, users may do only what Kafka's ACLs permit; the user `broker` and clients without
+    a login may do everything. With `archive_to`, the broker's JVM writes an archive of its classes there when it stops.
     """
 
     def __init__(
@@ -271,10 +271,10 @@ class EmbeddedKafka:
 
 
 def free_port() -> int:
-    """Return a port of PORTS, chosen at random, that nothing uses on 127.0.0.1 now. Raise LocalStackError if it finds none.
+    """Return a port of PORTS, chosen at random, that nothing uses on 127.0.0.1 now. Raise LocalStackError if none is free.
 
-    On Linux this process holds the port until it ends. A server with SO_REUSEADDR can listen on it nevertheless, as servers
-    in Java, Go and asyncio do.
+    On Linux this process holds the port until the process ends. A server with SO_REUSEADDR, as in Java, Go and asyncio, can
+    listen on the port nevertheless.
     """
     for _ in PORTS:
         port, holder = secrets.choice(PORTS), socket.socket()

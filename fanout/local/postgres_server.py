@@ -34,7 +34,7 @@ class EmbeddedPostgres:
 
     def __init__(self, data: Path) -> None:
         self._data = data.resolve()
-        # The package creates the folder once for each path in a process. It may have been deleted since.
+        # The package creates the folder once for each path in a process, and somebody may have deleted the folder after that.
         self._data.mkdir(parents=True, exist_ok=True)
         self._server = postgres_server.get_server(self._data, cleanup_mode=None, start=False)
         self._lock = self._data / "postmaster.pid"
@@ -55,7 +55,7 @@ class EmbeddedPostgres:
         return str(self._server.get_uri(database))
 
     def start(self) -> None:
-        """Start the server, or use the one that already runs on this data. Create the database if it is missing.
+        """Start the server, or use a server that already runs on this data. Create the database if it is missing.
 
         Raise LocalStackError if the server does not start.
         """

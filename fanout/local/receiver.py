@@ -71,17 +71,17 @@ def is_success(status: int | None) -> bool:
 
 
 class Receiver:
-    """Serve POST requests at `host` and `port` in a thread of its own, so the caller may block. Port 0: a free port.
+    """Serve POST requests at `host` and `port` in a thread of its own, so the caller may block.
 
     * `secrets_of` returns the valid signing secrets (`whsec_…`) for a path.
     * `on_received` is called in the receiver's thread with each request, before the answer is sent.
     * `answer` returns the status for a path; None: the request is never answered.
     * `rejects` returns True if the answer to a path rejects an event of a batch. Only answers with status 2xx reject events.
-    * `verify` returns True if one of the secrets signed the body with these headers. None: `is_signed`.
+    * `verify` returns True if one of the secrets signed the body with these headers. None: the function `is_signed` verifies.
+    * `remedy` ends the message of the error if the port cannot be opened. It names an option of the caller's command.
 
-    * `remedy` says what to do if the port cannot be opened, by the options of the caller's command.
-
-    The context opens and closes the port. Raise LocalStackError if the port cannot be opened.
+    The context opens and closes the port. With port 0, the receiver gets a free port. Raise LocalStackError if the port cannot
+    be opened.
     """
 
     def __init__(

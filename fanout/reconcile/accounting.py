@@ -1,7 +1,7 @@
 """Prove from the topics that due deliveries = delivered + pending + dead-lettered + skipped, and name the differences. Pure.
 
 Runs in `fanout` commands, tests and load tests. A receipt says which offsets a lane handled, and how many deliveries were due.
-
+The account checks three statements:
 1. Every record of an event topic is in a range that a receipt of the lane covers, or after the last receipt. With
    `Terms.from_first`, this holds from the partition's first record on, else from the lane's first receipt on.
 2. A receipt states how many deliveries of its range were due. In the topics of results, as many must have ended or must wait.
@@ -39,7 +39,7 @@ from fanout.reconcile.findings import MAX_NAMED, Finding, Findings, Kind
 LANES = ("direct", "batch")
 """The lanes that have accounts. `direct` includes the real-time lane. The retry lane's deliveries count for one of the two."""
 UNNAMED = "(not named)"
-"""Endpoint of a due delivery that no topic names, and its event type unless the receipt's range has a single event type."""
+"""Stands for the endpoint of a due delivery that no topic names, and for its event type unless the range has one type."""
 EXPIRED = "(no longer in Kafka)"
 """Event type of a delivery whose event was not read, usually because Kafka no longer holds it."""
 GRACE_MS = 3_600_000
@@ -126,7 +126,7 @@ class Group(NamedTuple):
 
 @dataclass(slots=True)
 class LaneAccount:
-    """Records that a lane read, as its judged receipts say, records after these receipts, and the outcomes of deliveries."""
+    """Numbers of one lane: records that its judged receipts count, records after these receipts, and outcomes of deliveries."""
 
     records: int = 0
     rejected: int = 0
@@ -385,7 +385,7 @@ class _Walk:
 def _outcome(state: int, *, is_redriven: bool) -> str | None:
     """Return the outcome that the state of a delivery stands for; None: the state is no outcome.
 
-    Of a delivery that was redriven, DEAD_IN_LOG is no outcome: the attempt after the redrive decides.
+    For a delivery that was redriven, DEAD_IN_LOG is no outcome: the attempt after the redrive decides.
     """
     if state == DELIVERED:
         return "delivered"

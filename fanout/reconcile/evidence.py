@@ -37,10 +37,10 @@ _QUARTER_MS = 6 * 3_600_000
 _FIRST_QUARTER = 80_000
 """Quarter of a day in the year 2024 from which quarters are numbered, so that a number fits into 15 bits until 2047."""
 _CHUNK_BITS = 16
-"""Number of low bits of the offset that a word has. The words of each 2**16 offsets are a chunk, which is sorted by itself."""
+"""A word stores only this many low bits of its offset. The higher bits are the key of its chunk: the words of 2**16 offsets."""
 _NO_EVENT, _OTHER_TYPE = 1, 0xFFFF
-"""Numbers that stand for no single event type. _NO_EVENT: a record that is not an event. _OTHER_TYPE: any type after the first
-65,533."""
+"""Numbers in place of the number of an event type. _NO_EVENT: the record is not an event. _OTHER_TYPE: the event has a type
+after the first 65,533 types."""
 
 
 class Recipient(NamedTuple):
@@ -81,7 +81,7 @@ class Events:
         return self.first + len(self._types)
 
     def add(self, offset: int, kind: int) -> None:
-        """Add a record after the last one; `kind` is the number of the event's type."""
+        """Add the record at `offset`, which is after all earlier records. `kind` is the number of the event's type."""
         self._types.extend([0] * (offset - self.end))  # markers of transactions have offsets, and are not records
         self._types.append(kind)
 

@@ -26,8 +26,9 @@ class Ledger:
     attempts: int = 0
     """Number of requests. A batch is one request."""
     delivered: dict[Due, float] = field(default_factory=dict)
-    """Each delivery with the end, in ms since the epoch, of the first added attempt that the endpoint accepted. An event that
-    the response to a batch rejects is here too, and is a dead letter as well."""
+    """Delivered deliveries, each with the end of its accepted attempt in ms since the epoch. If several attempts were accepted,
+    the attempt that was added first counts. An event that the response to a batch rejects is here too, and is a dead letter as
+    well."""
     dead_letters: dict[tuple[str, str], DeadLetter] = field(default_factory=dict)
     """The last added dead letter of each pair of event id and subscription id."""
     skipped: dict[Due, str] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Ledger:
     """Offset receipts by lane and partition: each says which offsets the lane has handled."""
 
     def handled_until(self, lane: str) -> dict[Place, int]:
-        """Return the last offset that a lane has handled in each partition. Partitions without one are left out."""
+        """Return the last offset that a lane has handled in each partition. Partitions without a receipt are left out."""
         return {
             place: max(receipt.last_offset for receipt in receipts)
             for (name, place), receipts in self.receipts.items()

@@ -33,18 +33,18 @@ class Gap(NamedTuple):
 
 
 def effective(receipts: Sequence[HandledRange]) -> Effective:
-    """Return the receipts that later ones do not wholly replace.
+    """Return the receipts that later receipts do not wholly replace.
 
     `receipts` are of one lane and one partition, in the order in which they were written. Later receipts replace an older
     receipt if they contain its first and its last offset. If the later receipts together have another number of due deliveries
     or of rejected records than the older receipt, `surplus_allowed` of each later receipt grows by the older receipt's due
-    deliveries.
+    deliveries: the older run may have ended deliveries that the later runs did not find due.
     """
     ranges: list[HandledRange] = []
     ends: list[int] = []  # negative: newest receipts usually have the highest offsets, and so are appended at the end
     partly_read_again: list[HandledRange] = []
     for handled in reversed(receipts):
-        # The ranges from `low` to before `high` are those that overlap with this receipt.
+        # The ranges from `low` to before `high` overlap with this receipt.
         low = bisect.bisect_left(ends, -handled.last)
         while low > 0 and ranges[low - 1].first <= handled.last:
             low -= 1

@@ -1,10 +1,10 @@
 """`fanout reconcile`: read the topics, account for every delivery, and show the account.
 
 Runs in `fanout` commands and the load tests. Changes nothing in Kafka, and the job may run meanwhile. Lanes write offset
-receipts to the attempts topic. Each says which offsets a lane has handled, and how many deliveries were due. A receipt is
-judged by comparing its counts with the outcomes at its offsets. Receipts of the last seconds are judged only if the job is
-stopped. The attempts topic is read first, so that the topics that are read later have every record to which the attempts topic
-refers.
+receipts to the attempts topic. An offset receipt says which offsets a lane has handled, and how many deliveries were due. A
+receipt is judged by comparing its counts with the outcomes at its offsets. Receipts of the last seconds are judged only if the
+job is stopped. The attempts topic is read first, so that the topics that are read later have every record to which the attempts
+topic refers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fanout.terminal import commands
 
 MARGIN_MS = 600_000
 """Ten minutes, in milliseconds. `--since` selects offset receipts by their time. The results that a receipt counts were written
-before it. So the reading of the topics of results begins this long before `--since`."""
+before the receipt. So the reading of the topics of results begins this long before `--since`."""
 MAX_SHOWN = 30
 """Maximum findings that are printed, and maximum rows of the table of event types and endpoints."""
 

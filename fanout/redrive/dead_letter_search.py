@@ -103,9 +103,10 @@ class DeadLetterReader:
             )
 
     def redriven(self, since_ms: int | None = None) -> Redriven:
-        """Return the redriven dead letters written since `since_ms`, and some older ones. `since_ms` None: all redriven ones.
+        """Return which dead letters were redriven, by the notes that were written since `since_ms`; None: by all notes.
 
-        Reads the notes in the attempts and retries topics: a redrive writes a note about each dead letter that it enqueues.
+        A redrive writes a note about each dead letter that it enqueues, to the attempts and the retries topic. A note is
+        written after its dead letter. So the result includes every redriven dead letter that was written since `since_ms`.
         """
         redriven = Redriven()
         since_ms = _earlier(since_ms)
@@ -127,20 +128,21 @@ class DeadLetterReader:
         return redriven
 
     def has_all_notes(self, since_ms: int | None = None) -> bool:
-        """Return True if the attempts topic or the retries topic has lost no record since `since_ms`. None: no record ever.
+        """Return True if the attempts topic, or else the retries topic, still has every record written since `since_ms`.
 
-        A redrive writes each note to both topics, so either of them has all notes. One case is not noticed: the last notes of a
-        redrive that was killed are only in the retries topic. These notes may be lost although the attempts topic has lost
-        nothing. A partition that had records and has none now counts as a partition that has lost records.
+        `since_ms` None: every record ever written. A redrive writes each note to both topics, so a complete topic has all
+        notes. One case is not noticed: the last notes of a redrive that was killed are only in the retries topic. These notes
+        may be lost although the attempts topic has lost nothing. A partition that had records and has none now counts as a
+        partition that has lost records.
         """
         names = (self._config.attempts_topic, self._config.retries_topic)
         ranges = [self._scanner.extents([name], since_ms=_earlier(since_ms)) for name in names]
         return any(all(extent.is_whole for extent in of_topic) for of_topic in ranges)
 
     def extents(self, since_ms: int | None = None) -> list[topic_scanner.Extent]:
-        """Return ranges of offsets that contain all dead letters written since `since_ms` until now, and some older ones.
+        """Return ranges of offsets with all dead letters that were written since `since_ms`; None: with all dead letters.
 
-        `since_ms` None: all dead letters.
+        The ranges begin MARGIN_MS earlier, so they also have some older dead letters.
         """
         return self._scanner.extents([self._config.dead_letter_topic], since_ms=_earlier(since_ms))
 
@@ -190,7 +192,7 @@ def get(reader: DeadLetterReader, name: str) -> Found:
     1. `partition:offset` or `topic:partition:offset` names the record of the dead-letter topic.
     2. A `webhook-id`, of an event or of a batch, names the newest dead letter with this `webhook-id`.
 
-    Raise SettingsError if there is none.
+    Raise SettingsError if there is no such dead letter.
     """
     redriven, extents = reader.redriven(), reader.extents()
     named = _PLACE.fullmatch(name)
@@ -262,7 +264,7 @@ def export(reader: DeadLetterReader, selection: Selection, to: _Writable, limit:
     """Write selected dead letters to `to`, unchanged and one a line; return their number.
 
     The dead letters of one partition come in the order of their offsets. With a `limit`, write only the first `limit` that are
-    read. The order between partitions is open, so these need not be the oldest.
+    read. Partitions are read in no fixed order, so the first dead letters read need not be the oldest.
     """
     count = 0
 
@@ -288,8 +290,8 @@ def redrive(
 ) -> enqueue.Summary:
     """Enqueue the newest dead letter of each delivery, if it is selected and was not redriven.
 
-    Return the number of enqueued dead letters, and of those left out because they were redriven before. With a `limit`, enqueue
-    at most `limit` dead letters, the oldest. With `dry_run`, only count. `now_ms` None: the present time.
+    Return how many dead letters were enqueued, and how many were left out because an earlier redrive had enqueued them. With a
+    `limit`, enqueue at most `limit` dead letters, the oldest. With `dry_run`, only count. `now_ms` None: the present time.
 
     Raise SettingsError if there is no attempts or retries topic. Also raise it if notes of earlier redrives may be gone from
     both topics, unless `may_repeat`. Raise KafkaUnavailable or RecordUnreadable if reading or writing fails. If some dead

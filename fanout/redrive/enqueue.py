@@ -33,9 +33,9 @@ class Summary:
     """Numbers of a redrive, or of a dry run."""
 
     letters: int = 0
-    """Dead letters that were enqueued, or with a dry run would be."""
+    """Dead letters that were enqueued, or that would be enqueued without the dry run."""
     requests: int = 0
-    """Retry entries for these dead letters, each of which makes one request. The dead letters of a batch share requests."""
+    """Retry entries for these dead letters. Each retry entry makes one request. The dead letters of a batch share requests."""
     redriven_before: int = 0
     """Selected dead letters that were left out, because they were redriven before. 0 in a redrive by `fanout archive`."""
     endpoints: collections.Counter[str] = field(default_factory=collections.Counter)

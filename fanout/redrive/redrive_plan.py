@@ -40,16 +40,16 @@ from fanout.redrive.selection import Selection
 NOTE = "redriven"
 """Name of the header with the note, in records of the retries topic."""
 MAX_REQUEST_BYTES = 256 * 1024
-"""Maximum bytes of payloads, headers and attributes of the dead letters of one batch that go in one request again."""
+"""Maximum bytes of a request that redrives dead letters of a batch: the sum of their payloads, headers and attributes."""
 ATTEMPT_BYTES = 1024 + 256
 """Estimated bytes of one attempt in an attempt history."""
 HISTORY_BYTES = retry_messages.MAX_HISTORY * ATTEMPT_BYTES
 """Estimated bytes of the attempt history of one request."""
 MAX_RECORD_BYTES = publishing.MAX_RECORD_BYTES - 2 * HISTORY_BYTES
-"""Maximum bytes of the events of one request in a record, notes included. So the Kafka client takes the record. A larger dead
-letter gets a request of its own."""
+"""Maximum bytes that the events of one request, with their notes, take in a record. The bound keeps the whole record below
+publishing.MAX_RECORD_BYTES. A larger dead letter gets a request of its own."""
 OVERHEAD_BYTES = 1024
-"""More bytes than a record has beside its key, its value and its note."""
+"""Upper bound of the bytes that a record has in addition to its key, its value and its note."""
 ANY_REVISION = Revision(2**62)
 """Revision above every revision of a registry. A command without Postgres does not know the registry's revision. So a delivery
 whose subscription a worker does not know waits for `snapshot.max_age_s`, or with look-ups for `snapshot.lookup_ttl_s`. Only
@@ -85,7 +85,7 @@ class Newest(NamedTuple):
 
 
 class Redriven:
-    """Remember which dead letters were redriven: for each delivery, the time of its newest redriven one.
+    """Remember which dead letters were redriven: for each delivery, the time of its newest redriven dead letter.
 
     A redrive leaves a note about each dead letter (NOTE, RedrivenEntry).
     """
@@ -107,7 +107,7 @@ class Redriven:
                 self._until_ms[delivery] = max(entry.dead_lettered_at_ms, self._until_ms.get(delivery, -1))
 
     def has(self, letter: DeadLetter) -> bool:
-        """Return True if this dead letter, or a later one of its delivery, was redriven."""
+        """Return True if this dead letter, or a later dead letter of its delivery, was redriven."""
         return letter.dead_lettered_at_ms <= self._until_ms.get(delivery_of(letter), -1)
 
 
@@ -131,7 +131,11 @@ class Plan:
         self.redriven_before = 0
 
     def add(self, letter: DeadLetter, place: LetterPlace) -> None:
-        """Add a dead letter. The caller adds the dead letters of one delivery in the order in which they were written."""
+        """Choose a dead letter in place of an older dead letter of its delivery.
+
+        If the dead letter is not selected, no dead letter of its delivery is chosen. If the dead letter was redriven, it is
+        only counted. The caller adds the dead letters of one delivery in the order in which they were written.
+        """
         delivery = delivery_of(letter)
         if not self._selection.matches(letter):
             self._newest.pop(delivery, None)
@@ -141,7 +145,10 @@ class Plan:
             self._newest[delivery] = Newest(letter.dead_lettered_at_ms, place, batch_of(letter), self._fault_of(letter))
 
     def chosen(self, limit: int | None = None) -> dict[LetterPlace, Newest]:
-        """Return the chosen dead letters by place: the `limit` oldest, or all without a limit. Includes any with a `fault`."""
+        """Return the chosen dead letters by place: the `limit` oldest, or all without a limit.
+
+        Dead letters with a `fault` are included.
+        """
         newest = sorted(self._newest.values(), key=lambda letter: letter.dead_lettered_at_ms)[:limit]
         return {letter.place: letter for letter in newest}
 
@@ -182,7 +189,7 @@ def entry_of(
 
     A delivery that still fails becomes a dead letter again when its endpoint's retry schedule ends. At the latest, it does so
     after `max_age_s` seconds in the retry lane. Events that were sent in a batch go in a batch again, because their endpoint
-    accepts nothing else. If one request has all events of the earlier batch, it has the same `webhook-id`.
+    accepts nothing else. If one request has all events of the earlier batch, the request has the same `webhook-id`.
     """
     first = together[0]
     return retry_messages.new_entry(
@@ -203,7 +210,8 @@ def entry_of(
 class Record(NamedTuple):
     """A record of the retries topic that enqueues dead letters of one endpoint, customer and delivery mode again.
 
-    The note beside it says, in the attempts topic too, that these dead letters were redriven.
+    The record carries a note in a header, which says that these dead letters were redriven. The attempts topic gets the same
+    note.
     """
 
     key: bytes

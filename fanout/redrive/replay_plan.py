@@ -2,9 +2,9 @@
 
 Runs in `fanout archive` and the tests. For a time range, delivery.webhooks.routing.intake decides with the present registry
 which events are due, as in the lanes. Each retry entry carries the id of the replay, and so do all later records about the
-entry. By this id `fanout reconcile` tells replayed deliveries from due ones. A delivery keeps its `webhook-id` while
-`source.reused_ids` stays the same. A batch has a digest of its events as `webhook-id`, so a replayed batch usually gets another
-`webhook-id`.
+entry. By this id `fanout reconcile` distinguishes replayed deliveries from due deliveries. A delivery keeps its `webhook-id`
+while `source.reused_ids` stays the same. A batch has a digest of its events as `webhook-id`, so a replayed batch usually gets
+another `webhook-id`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_REQUEST_BYTES = 256 * 1024
 
 
 class Due(NamedTuple):
-    """A delivery to replay. Without the event's parsed content, which takes several times the memory of its bytes."""
+    """A delivery to replay. It lacks the event's parsed content, which takes several times the memory of the event's bytes."""
 
     item: segment.SegmentItem
     """The event, packed."""
@@ -45,7 +45,7 @@ class Due(NamedTuple):
 
 
 class Chunk:
-    """A range of offsets of one partition: which of its records are in a time range, and how far it is read."""
+    """A range of offsets of one partition that a replay reads. Selects the records in the replay's time range."""
 
     def __init__(self, first: int, end: int, *, since_ms: int, until_ms: int) -> None:
         """The offsets are from `first` to `end` - 1. The times are from `since_ms` up to, and not including, `until_ms`."""
@@ -70,7 +70,7 @@ class Chunk:
 
 
 class Routes:
-    """Decide which events are due to an endpoint, the only one in `registry`."""
+    """Decide which events are due to an endpoint, which must be the only endpoint in `registry`."""
 
     def __init__(
         self, registry: Snapshot, endpoint: Endpoint, layout: parsing.Layout, formats: decoder.Decoder | None = None
@@ -85,9 +85,9 @@ class Routes:
         """Return the deliveries of these records that are due to the endpoint and have one of the `event_types`.
 
         Take no further record once the deliveries have `max_bytes` of packed events. An event counts once for each of its
-        deliveries, and decompressed. `event_types` may have prefix wildcards; None: every type. Records that the lanes reject
-        are left out, and are not written to the topic of rejected records. Raise SchemaRegistryUnavailable if the schema of a
-        record cannot be read now.
+        deliveries, with its size before compression. `event_types` may have prefix wildcards; None: every type. Records that
+        the lanes reject are left out, and are not written to the topic of rejected records. Raise SchemaRegistryUnavailable if
+        the schema of a record cannot be read now.
         """
         return asyncio.run(self._due(records, event_types, max_bytes))
 
@@ -117,9 +117,10 @@ def deliveries(event: Event, endpoint: Endpoint, subscription_ids: Iterable[Subs
 
 
 def requests(due: Iterable[Due], endpoint: Endpoint) -> Iterator[list[Due]]:
-    """Group deliveries into requests: one delivery each, or batches within the endpoint's bounds and MAX_REQUEST_BYTES.
+    """Group deliveries into requests: for an endpoint in direct mode one delivery each, in batch mode batches.
 
-    An event above a bound of bytes is a batch of its own.
+    A batch keeps to the bounds of the endpoint, and to MAX_REQUEST_BYTES. An event that is larger than these bounds permit is a
+    batch of its own.
     """
     if endpoint.batching is None:
         yield from ([delivery] for delivery in due)

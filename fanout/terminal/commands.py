@@ -77,9 +77,10 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def output_file(path: Path | None) -> Path | None:
-    """Return the file that a command writes when it ends; None: it writes none. For the `callback` of an option.
+    """Return `path` if a command can write this file when it ends. None: the command writes no file.
 
-    Raise typer.BadParameter if the file cannot be written. The check runs before the command begins to work.
+    Typer calls this function, the `callback` of an option, before the command begins to work. Raise typer.BadParameter if the
+    file cannot be written.
     """
     if path is None:
         return None
@@ -96,7 +97,7 @@ def output_file(path: Path | None) -> Path | None:
 
 
 WITHOUT_SETTINGS = "fanout.without_settings"
-"""Key of the dictionary `meta` of a command's context. Its value is the hint that the command found no settings."""
+"""Key of the dictionary `meta` of a command's context. Its value is a hint for the operator: no settings file was found."""
 
 
 def settings_of(context: typer.Context) -> settings.Settings:
@@ -126,7 +127,7 @@ def print_text(text: str) -> None:
 
 
 class JsonLines:
-    """Write JSON lines to standard output. Has the `write` of a binary file. Control characters become JSON escapes."""
+    """Write JSON lines to standard output, by a method `write` as of a binary file. Control characters become JSON escapes."""
 
     def write(self, line: bytes) -> None:
         """Print one JSON line, which ends with a newline."""

@@ -19,7 +19,7 @@ class CurveShape:
     topics: int = 10
     """Event types, each with a topic of one partition."""
     subscriptions: int | None = None
-    """Subscriptions, each to one event type of one tenant. None: one for each endpoint, to all event types."""
+    """Subscriptions, each to one event type of one tenant. None: each endpoint has one, to all event types."""
     fan_out: int = 1
     """Endpoints to which each event is due."""
     filters: int = 0
@@ -63,9 +63,10 @@ class Axis:
     trigger_s: float = 3.0
     """Seconds from one micro-batch to the next. The events of a pass must be published within this time."""
     ready_within_s: float = 600.0
-    """Seconds from the first registered row until the job must be ready. Otherwise this value and larger ones are left out."""
+    """Seconds from the first registered row until the job must be ready. Otherwise this value and larger values are left
+    out."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the job (`area.field`) besides those of all axes."""
+    """Settings of the job (`area.field`) in addition to the settings of all axes."""
 
     def shape(self, value: int) -> CurveShape:
         """Return the base shape with this value of the variable."""

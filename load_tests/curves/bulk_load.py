@@ -1,7 +1,7 @@
 """Register tenants and subscriptions by COPY, because a manifest of a million subscriptions takes too long.
 
-The rows are those that a manifest would write. The triggers, which log each row, are off: the job starts later, and reads
-all rows.
+A manifest would write the same rows. The triggers, which log each changed row for a running job, are off. The job needs no such
+log, because it starts later and reads all rows.
 """
 
 from __future__ import annotations

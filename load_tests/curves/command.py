@@ -17,7 +17,7 @@ from load_tests.harness import stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """Files that the command writes. None: not written."""
+    """Files that the command writes. A file that is None is not written."""
 
     json_file: Path | None = None
     """Figures. Axes that this run does not measure stay as they are in the file."""
@@ -27,10 +27,10 @@ class Files:
 
 
 def chosen(names: Sequence[str], at_most: int | None) -> list[Axis]:
-    """Return the axes of these names, all axes if there is no name.
+    """Return the axes with these names; all axes if `names` is empty.
 
-    `at_most` leaves out the larger values of an axis, but never its smallest value. Raises
-    RegistrationError for a name that is no axis.
+    Values of an axis above `at_most` are left out, but never its smallest value. Raise RegistrationError for a name that is no
+    axis.
     """
     unknown = [name for name in names if name not in AXES]
     if unknown:
@@ -40,7 +40,7 @@ def chosen(names: Sequence[str], at_most: int | None) -> list[Axis]:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return the axes of an earlier run. Raises RegistrationError if the file cannot be read or has none."""
+    """Return the axes of an earlier run. Raise RegistrationError if the file cannot be read or has no axes."""
     try:
         found: dict[str, Any] = orjson.loads(file.read_bytes())["axes"]
     except (OSError, ValueError, KeyError, TypeError) as exc:
@@ -94,7 +94,7 @@ def _measure(axis: Axis, deliveries: int, terms: stage.Terms, keep: Callable[[st
 
 
 def write(axes: dict[str, Any], files: Files) -> None:
-    """Write the figures of the axes into the files."""
+    """Write the figures of the axes as JSON, HTML and SVG, into each file that is not None."""
     _write_json(axes, files)
     if files.html_file is not None:
         files.html_file.write_text(curve_pages.html(axes))

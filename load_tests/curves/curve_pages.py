@@ -12,7 +12,7 @@ from load_tests.reports import pages
 PAGE = "curves.md"
 """Name of the page in the folder of the plots."""
 ROLES = {"jvm": "the JVM", "driver": "the driver's Python", "worker": "the workers"}
-"""Processes in words."""
+"""Role of a process → its name in sentences."""
 HEAD = ("value", "CPU µs: JVM", "driver", "worker", "total", "by pass", "deliveries/s", "ready, s", "broadcast, MB",
         "peak MB: JVM", "driver", "worker", "lost", "twice", "machine")  # fmt: skip
 """Head of the table of an axis."""
@@ -58,7 +58,7 @@ def html(axes: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def sentences(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences about an axis: why the cost depends on the axis, the fit, the knee, and the values left out."""
+    """Yield sentences about an axis: why cost depends on it, the fit, the knee (fit.KNEE), and the values that are left out."""
     found, knee, unit = figures["fit"], figures["knee"], figures["unit"]
     yield figures["because"]
     yield f"CPU µs of one {unit}, with x = {figures['label']}: {found['text']} (residual {found['residual']:.2g} µs)."

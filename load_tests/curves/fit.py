@@ -37,7 +37,7 @@ class Fit:
 def fitted(values: Sequence[float], costs: Sequence[float]) -> Fit:
     """Return the fit by the form in FORMS with the smallest residual; by the first form if the residuals are equal.
 
-    With a single value the fit is a constant. Raises ValueError without a value.
+    With a single value the fit is a constant. Raise ValueError without a value.
     """
     if not values:
         raise ValueError("a fit needs a measured value")
@@ -52,6 +52,6 @@ def _fitted(form: str, values: Sequence[float], costs: Sequence[float]) -> Fit:
 
 
 def knee(values: Sequence[float], costs: Sequence[float]) -> float | None:
-    """Return the smallest value whose cost exceeds KNEE times the cost at the smallest value; None if there is none."""
+    """Return the smallest value whose cost exceeds KNEE times the cost at the smallest value. None: no cost does."""
     points = sorted(zip(values, costs, strict=True))
     return next((value for value, cost in points if cost > KNEE * points[0][1]), None)

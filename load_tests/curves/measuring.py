@@ -4,7 +4,7 @@
 2. WARM_UP_PASSES passes over each value warm the job up. They are not measured.
 3. Measured passes follow, over the values in ascending and then in descending order. So a job that becomes faster with time
    favours no value.
-4. In a pass, events are published between two triggers, and one micro-batch delivers them. Meanwhile the publisher is idle.
+4. In a pass, events are published between two triggers. One micro-batch delivers the events while the publisher is idle.
 5. The topics and the receiver are compared, delivery by delivery.
 """
 
@@ -44,7 +44,7 @@ class Pass:
     events: int
     deliveries: int
     took_s: float
-    """Seconds from the first arrival to the last one, up to twice POLL_S too long."""
+    """Seconds from the first arrival to the last arrival. The value is up to twice POLL_S too long."""
     used: usage.Usage
     """CPU of the job, from before the first event of the pass was published until all its events were committed."""
     micro_batches: int
@@ -72,12 +72,12 @@ class JobRun:
     broadcast_mb: float | None = None
     """Size of the registry's broadcast."""
     peak_mb: Mapping[str, int] = field(default_factory=dict)
-    """Peak resident size by role; for `worker` that of the largest worker, for `jvm` that of the largest JVM."""
+    """Role → peak resident size, in MB, of the largest process with this role."""
     checks: Mapping[str, Any] | None = None
     """Numbers of lost, repeated, unexpected and unverified deliveries, and `reconciled`: True if `fanout reconcile` found no
     fault. None: the job was interrupted, or has a `problem`."""
     problem: str | None = None
-    """Reason for which the values were not measured; None: they were, or the job was interrupted."""
+    """Reason for which the values were not measured. None: the values were measured, or the job was interrupted."""
 
 
 class _Scene(NamedTuple):

@@ -32,7 +32,7 @@ class CurvePopulation:
 
     @cached_property
     def event_types(self) -> Sequence[str]:
-        """Return the names of all event types, those of the first shape first."""
+        """Return the names of all event types, in the order of the shapes."""
         return [
             f"{_prefix(number)}{name.removeprefix(event_types.PREFIX)}"
             for number, shape in enumerate(self.shapes)
@@ -44,7 +44,7 @@ class CurvePopulation:
         return [shape for shape in self.shapes for _ in range(shape.topics)]
 
     def types_of(self, number: int) -> range:
-        """Return the numbers of the event types of the shape at place `number` in `shapes`."""
+        """Return the numbers of the event types of the shape `shapes[number]`."""
         first = sum(shape.topics for shape in self.shapes[:number])
         return range(first, first + self.shapes[number].topics)
 

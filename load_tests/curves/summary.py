@@ -17,9 +17,9 @@ WRONG = ("lost", "duplicates", "unexpected", "unverified")
 
 
 def document(axis: Axis, jobs: Sequence[JobRun]) -> dict[str, Any]:
-    """Return the figures of an axis. Values without a measured pass have no point.
+    """Return the figures of an axis as JSON values.
 
-    `fit` and `knee` are missing if there is no point.
+    `points` has the figures of each value with a measured pass. `fit` and `knee` are missing if there is no point.
     """
     points = [point for job in jobs for value in job.values if (point := _point(axis, job, value))]
     return {

@@ -38,7 +38,7 @@ class Behaviour:
     failing_of_100: int = 0
     """Number of endpoints that answer 503 among 100 with consecutive numbers."""
     slow_s: tuple[float, float] = (1.0, 10.0)
-    """Shortest and longest response time of slow endpoints, seconds. Each endpoint keeps its own."""
+    """Shortest and longest response time of slow endpoints, seconds. A slow endpoint always has the same response time."""
 
     def is_healthy(self, endpoint: int) -> bool:
         """Return True if the endpoint answers at once and accepts, also while the receiver is disturbed."""

@@ -57,7 +57,7 @@ class Request(NamedTuple):
 
     endpoint: int
     numbers: Sequence[int]
-    """Numbers of its events."""
+    """Numbers of the events in the request."""
     ages_ms: Sequence[float]
     """Age of each event at the arrival, in the order of `numbers`."""
 
@@ -94,19 +94,21 @@ def requests_between(report: receiver.ReceiverReport, first: int, end: int) -> i
 
 
 def delivered(report: receiver.ReceiverReport, due: Sequence[int], fan_out: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return the numbers of deliveries that are `lost`, `duplicates` (later arrivals), `unexpected` and `unverified`.
+    """Compare the arrivals with the deliveries that were due, and return the figures below.
 
-    `duplicates_share` are the duplicates as a share of the due deliveries.
-    `unexpected` are arrivals at an endpoint to which the event is not due. `unverified` are requests with a wrong signature.
-    The events of unverified requests count in the other numbers too.
-    `due` has the endpoint of each event, by the event's number. `fan_out` has the number of each event's endpoints, which have
-    consecutive numbers from the one in `due` on. None: each event has one endpoint.
+    1. `lost`: due deliveries that did not arrive.
+    2. `duplicates`: arrivals of a due delivery after its first arrival. `duplicates_share`: their share of the due deliveries.
+    3. `unexpected`: arrivals at an endpoint to which the event is not due.
+    4. `unverified`: requests with a wrong signature. The events of such requests count in the other figures too.
+
+    `due` has the endpoint of each event, by the event's number. `fan_out` has the number of endpoints of each event; None: each
+    event has one endpoint. The endpoints of an event have consecutive numbers, from the endpoint in `due` on.
     """
     starts = list(itertools.accumulate(itertools.repeat(1, len(due)) if fan_out is None else fan_out, initial=0))
     times, unexpected = [0] * starts[-1], 0
     for number, endpoint in zip(report.numbers, report.endpoints, strict=True):
-        if number < len(due) and 0 <= (place := endpoint - due[number]) < starts[number + 1] - starts[number]:
-            times[starts[number] + place] += 1
+        if number < len(due) and 0 <= (index := endpoint - due[number]) < starts[number + 1] - starts[number]:
+            times[starts[number] + index] += 1
         else:
             unexpected += 1
     lost = times.count(0)

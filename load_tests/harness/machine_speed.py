@@ -15,15 +15,15 @@ from typing import Any
 REFERENCE_S = 0.063
 """CPU seconds of the work of `slowdown` on the machine of the budgets (tests/budget.py)."""
 WORK = "import asyncio, difflib, email.mime.multipart, http.server, logging.handlers, pydoc, tarfile, unittest.mock"
-"""From the standard library alone, so that the work does not grow with the project's dependencies."""
+"""Python code that imports modules. All are in the standard library, so that the work does not grow with the dependencies."""
 STARTS = 2
 
 
 def slowdown(work: str = WORK) -> float:
     """Time a fixed piece of work now. Return its CPU seconds, divided by the CPU seconds of WORK on the machine of the budgets.
 
-    The faster of two starts counts. On a machine that was idle, the first one finds cold caches and takes two to three times as
-    long. `work` is Python code; only tests pass their own.
+    The faster of two starts counts. On a machine that was idle, the first start finds cold caches and takes two to three times
+    as long. `work` is Python code; only tests pass their own.
     """
     return min(_start_s(work) for _ in range(STARTS)) / REFERENCE_S
 

@@ -135,7 +135,7 @@ class Command:
     def wait_until(self, is_so: Callable[[], bool], *, within_s: float, goal: str) -> float:
         """Wait until `is_so()` is True, and return the seconds since the start of the command.
 
-        Raises LocalStackError after `within_s` seconds, and if the command ends. The error names the goal, and has the metrics
+        Raise LocalStackError after `within_s` seconds, and if the command ends. The error names the goal, and has the metrics
         and the end of the log.
         """
         deadline = time.monotonic() + within_s
@@ -243,9 +243,10 @@ class Job(Command):
         )
 
     def kill(self, role: str, rng: random.Random) -> None:
-        """Send SIGKILL to the `driver`, the `jvm` or a random `worker`. After driver or JVM, wait for the job's end.
+        """Send SIGKILL to the process with this role: `driver`, `jvm`, or a random process with the role `worker`.
 
-        Raise LocalStackError if the job has no such process.
+        After a kill of the driver or the JVM, wait until all processes of the job have ended. Raise LocalStackError if the job
+        has no such process.
         """
         processes = self.meter.processes()
         found = sorted((process for process, its_role in processes if its_role == role), key=lambda process: process.pid)

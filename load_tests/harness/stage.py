@@ -29,7 +29,7 @@ class Terms:
     folder: Path | None = None
     """Folder for data and logs, emptied first. None: a temporary folder."""
     overrides: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the job (`area.field`) that replace those of the scenario."""
+    """Settings of the job (`area.field`) that replace the settings of the scenario."""
     profiler: profiler.Profiler | None = None
     """Profiles the measured parts of `direct`, `batch`, `mission` and `latency`. None: nothing is profiled."""
 

@@ -81,15 +81,15 @@ class TrafficPopulation(Protocol):
         """Return the manifest, with the URL of every endpoint below `url`."""
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
-        """Draw an event of one of these types. With the probability `hot`, the event goes to the hot endpoint instead.
+        """Draw a random event of one of these types. With the probability `hot`, draw an event for the hot endpoint instead.
 
-        An event for the hot endpoint may be of another type. A population may ignore `types` and `hot`.
+        An event for the hot endpoint may have another type. A population may ignore `types` and `hot`.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Customers:
-    """A population with the same number of endpoints for each event type. These endpoints share the tenants evenly."""
+    """A population with equally many endpoints for each event type. The endpoints of a type share the tenants evenly."""
 
     endpoints: int
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Customers:
         return EVENT_TYPES
 
     def draw(self, rng: random.Random, types: Sequence[int], hot: float) -> Drawn:
-        """Draw an event of one of these types; with probability `hot`, one of type 0 that is due to the hot endpoint."""
+        """Draw an event of one of these types; with probability `hot`, an event of type 0 for the hot endpoint."""
         type_number, tenant = rng.choice(types), rng.randrange(self.tenants)
         if hot and rng.random() < hot:
             type_number, tenant = 0, 0  # due to HOT_ENDPOINT

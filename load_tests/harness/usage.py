@@ -91,7 +91,7 @@ class Meter:
     def heap_mb_after_gc(self) -> int | None:
         """Run a full garbage collection of the first JVM; return its live heap in MB. None without a JVM or without `jcmd`.
 
-        The JVM must use the parallel collector, as the job's JVMs do by default: with another one the result is 0.
+        The JVM must use the parallel collector, as the job's JVMs do by default. With another collector the result is 0.
         """
         jvms = [process.pid for process, role in self.processes() if role == "jvm"]
         if not jvms or (jcmd := shutil.which("jcmd")) is None:

@@ -52,11 +52,11 @@ class Polls:
     port: int
     """Port of `fanout serve` on this machine."""
     keys: Sequence[str]
-    """API keys of the customers. Each poll is by any customer except the greedy one."""
+    """API keys of the customers. Each poll uses the key of a random customer, but never of the greedy customer."""
     per_s: float
     """Polls a second: pages and leases. The acknowledgement after a lease is not counted."""
     connections: int = 16
-    """Connections of all polls together, without greedy and slow ones."""
+    """Connections of all polls together, without the connections of the greedy customer and of the slow readers."""
     limit: int = 100
     """Largest number of dead letters of a poll."""
     leases: float = 0.5
@@ -81,7 +81,7 @@ class PollingReport:
     broken: collections.Counter[str] = field(default_factory=collections.Counter)
     """By kind: requests without an answer, because the connection closed or REQUEST_TIMEOUT_S passed."""
     letters: int = 0
-    """Dead letters in the answers, without those to slow readers."""
+    """Dead letters in the answers, except in answers to slow readers."""
     slow_bytes: int = 0
     """Bytes that slow readers read."""
     cpu_s: float = 0.0

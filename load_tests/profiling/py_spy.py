@@ -1,7 +1,7 @@
 """Sample the stacks of Python processes, by py-spy (https://github.com/benfred/py-spy).
 
-Runs in the process of the load test. py-spy sees the threads of Python only. Threads of libraries, such as those of
-librdkafka, are in the CPU times of `cpu_times`.
+Runs in the process of the load test. py-spy sees the threads of Python only. `cpu_times` also counts the threads of libraries,
+such as librdkafka.
 """
 
 from __future__ import annotations

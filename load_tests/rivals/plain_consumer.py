@@ -62,7 +62,8 @@ POLL_S = 0.1
 RECORDS_BETWEEN_IO = 32
 """Records after which the event loop runs once, so that requests leave while the chunk is still parsed."""
 SESSION_TIMEOUT_MS = 6_000
-"""Milliseconds until Kafka gives the partitions of a killed consumer to the next one. The client's default is 45 seconds."""
+"""Milliseconds until Kafka gives the partitions of a killed consumer to another consumer. The client's default is 45
+seconds."""
 COMMIT_EVERY_S = 0.1
 """Seconds between two commits. At a steady pace, chunks have few records. A commit for each chunk would queue up for seconds in
 the Kafka client. After SIGKILL, the events of all queued commits would repeat."""
@@ -123,9 +124,9 @@ class PlainConsumer:
                 self._consumer.commit(asynchronous=False)
 
     def _next_chunk(self) -> Sequence[confluent_kafka.Message]:
-        """Wait up to POLL_S for a record. Return it with the records that are fetched already, or nothing if none came.
+        """Wait up to POLL_S for a record, and return a chunk: this record, and further records that are fetched already.
 
-        The chunk has at most CHUNK_RECORDS records.
+        The chunk is empty if no record came. It has at most CHUNK_RECORDS records.
         """
         first = self._consumer.poll(POLL_S)
         if first is None:

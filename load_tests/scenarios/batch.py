@@ -28,7 +28,7 @@ SETTINGS = {
 IDLE_S = 30
 """Seconds, besides `max_wait_s`, within which all published events must arrive."""
 COLD_EVENTS = 100
-"""Events of step 1, which are the first of a job that is ready."""
+"""Number of events of step 1. They are the first events after the job is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

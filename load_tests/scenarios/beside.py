@@ -66,7 +66,7 @@ def second(scenario: BesideScenario) -> phases.MeasuredPhase:
 
 
 def _together(scenario: BesideScenario) -> int:
-    """Return the events a second of a phase, those of the hot tenant included for the load `hot`."""
+    """Return the events a second of a phase. For the load `hot`, include the events of the hot tenant."""
     return round(scenario.per_s / (1 - scenario.hot)) if scenario.load is Load.HOT else scenario.per_s
 
 

@@ -80,7 +80,7 @@ class Turn:
     steady: Mapping[str, float]
     """Age of an event at its arrival in phase 2, in ms: p50, p90, p99, max."""
     back_s: float
-    """Seconds from the start after the kill to the first delivery after it."""
+    """Seconds from the restart after the kill to the next delivery."""
     killed: Mapping[str, int]
     """Numbers of lost and repeated events of the burst in phase 3."""
     beside: Mapping[str, float]
@@ -282,15 +282,15 @@ def mean_of(turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def ratio(platform_means: Mapping[str, Any], rival_means: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the platform's figures divided by the rival's, None for a divisor of 0. Leave out lost and repeated events."""
+    """Return the platform's figures divided by the rival's, without lost and repeated events. A divisor of 0 gives None."""
 
-    def of(mine: Any, theirs: Any) -> Any:
+    def divided(mine: Any, theirs: Any) -> Any:
         if isinstance(mine, Mapping):
-            return {name: of(mine[name], theirs[name]) for name in mine}
+            return {name: divided(mine[name], theirs[name]) for name in mine}
         return round(mine / theirs, 2) if theirs else None
 
     names = [name for name in platform_means if "lost" not in name and "repeated" not in name]
-    return {name: of(platform_means[name], rival_means[name]) for name in names}
+    return {name: divided(platform_means[name], rival_means[name]) for name in names}
 
 
 def rounded(cuts: Mapping[str, float]) -> dict[str, float]:

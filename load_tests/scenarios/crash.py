@@ -21,7 +21,7 @@ SETTINGS: Mapping[str, str] = {}
 KINDS = ("driver", "jvm", "worker")
 """Processes of the job that are killed."""
 PROGRESS = 200
-"""Events that must arrive before the next kill, so that it hits a delivering job."""
+"""Events that must arrive before the next kill, so that the kill hits a job that delivers."""
 MOMENT_S = 15.0
 """Seconds after the arrival of PROGRESS events within which the kill comes, at a random moment.
 

@@ -1,8 +1,8 @@
 """Measure the platform at the size of its mission: hundreds of topics, thousands of endpoints, three lanes, steady paces.
 
-1. The registry has 30,000 tenants and 10,000 endpoints by default. Of ten endpoints, three take batches. A third of the
-   subscriptions names departments (sub-tenants). All others name tenants, except one subscription, which takes a whole event
-   type.
+1. The registry has 30,000 tenants and 10,000 endpoints by default. Three of ten endpoints take batches. A third of the
+   subscriptions names departments (sub-tenants). The other subscriptions name tenants, except one subscription, which takes a
+   whole event type.
 2. The job starts and warms up. Then nothing is published for a while. The usage of the job in this time is the cost of the
    topics.
 3. Events come at several paces in turn. For each pace the receiver measures the age of each event at its arrival.

@@ -25,9 +25,9 @@ SETTINGS = {"spark.master": "local[4,4]", "logs.format": "json"}
 AWAKE = traffic.ALL_TYPES[-1:]
 PAUSED = traffic.ALL_TYPES[:-1]
 RESUMED = PAUSED[:1]
-"""Numbers of the event types of active endpoints, of paused ones, and of the paused ones that step 4 resumes.
+"""Numbers of event types, each of which has a tenth of the endpoints.
 
-Each event type has a tenth of the endpoints.
+The endpoints of AWAKE are active, and the endpoints of PAUSED are paused. Step 4 resumes the endpoints of RESUMED.
 """
 TOPICS = traffic.Topics(partitions=1)
 """One partition, so that the events of an endpoint are read in the order in which they were published."""

@@ -7,7 +7,7 @@ endpoint begins a request only while it has fewer in flight than slots are free:
 Deliveries that would delay the end of the micro-batch are deferred to the retry lane:
 1. Deliveries that wait for an endpoint whose circuit breaker is open.
 2. Deliveries that wait for their own endpoint, once `Limits.queue_timeout_s` has passed since all other endpoints were served.
-   Those that wait for slots, because other endpoints hold them, are not deferred.
+   A delivery that waits because other endpoints hold the slots is not deferred.
 3. Deliveries whose response is overdue at the task's end, and deliveries that wait for the same unresponsive endpoint. The
    overdue attempts move to the background.
 4. Deliveries that wait for their quick retry when nothing else is left to do.
@@ -117,9 +117,9 @@ class Dispatcher(Generic[Sent]):
         return endpoint_queue.report(self._queues.values(), unresponsive, self._memory.take_late(), self._most_in_flight)
 
     async def wait_for_room(self) -> None:
-        """Yield to the event loop. If more than ENOUGH_READY queues are ready for a slot, wait until at most that many are.
+        """Yield to the event loop. While more than ENOUGH_READY queues are ready for a slot, wait.
 
-        The number is checked when it falls to FEW_READY, and rarely before. So the wait usually ends at FEW_READY.
+        A waiting call checks this number when it falls to FEW_READY, and rarely before. So the wait usually ends at FEW_READY.
         """
         await asyncio.sleep(0)
         await self._wait_while(lambda: len(self._ready.line) > ENOUGH_READY)
@@ -138,8 +138,9 @@ class Dispatcher(Generic[Sent]):
     async def wait_for_unsettled(self, unsettled: int) -> None:
         """Wait until at most `unsettled` deliveries are without an outcome. The caller must not call `submit` meanwhile.
 
-        When no queue is ready, or out of line because of other endpoints, each waiting delivery waits for its own endpoint.
-        Deliveries that wait longer than `Limits.queue_timeout_s` then are deferred.
+        When no queue is ready for a slot, a countdown of `Limits.queue_timeout_s` starts, unless a queue waits for slots that
+        other endpoints hold. At its end, deliveries that have waited for their own endpoint for at least this time are
+        deferred.
         """
         self._enter(timeouts.Phase.WAITING)
         await self._wait_for_unsettled(unsettled)
@@ -157,7 +158,8 @@ class Dispatcher(Generic[Sent]):
     def abandon(self) -> None:
         """Stop sending: cancel the attempts that the task awaits, and drop the queues. Background attempts continue.
 
-        Called at the end of each task. A task that failed runs again whole.
+        Called at the end of each task. After a failed task no dropped delivery is lost, because Spark runs the whole task
+        again.
         """
         self._enter(timeouts.Phase.ABANDONED)
         for queue in self._queues.values():
@@ -199,7 +201,10 @@ class Dispatcher(Generic[Sent]):
         self._timeouts.start(self._phase)
 
     def _start_timeouts(self) -> None:
-        """Start the countdowns if no queue is ready; that of the queue timeout only if no queue waits for slots of others."""
+        """Start the timers of `Timeouts.start`, if no queue is ready for a slot.
+
+        The queue timeout does not start while a queue waits for slots that other endpoints hold.
+        """
         if not self._ready.line:
             self._timeouts.start(self._phase, waits_for_others=self._ready.waits_for_others)
 
@@ -353,7 +358,11 @@ class Dispatcher(Generic[Sent]):
             self._end(self._deferrals.quick_retry(pending.delivery, pending.attempts, left_s))
 
     def _finish(self, pending: PendingDelivery[Sent], outcome: Outcome[Sent]) -> None:
-        """End a delivery in this task, or report the result of its background attempt."""
+        """End a delivery with `outcome`.
+
+        1. The task awaits the attempt: the outcome is one of the task's outcomes.
+        2. The attempt ran in the background: report its result to BackgroundAttempts. The delivery is postponed already.
+        """
         if pending.name is None:
             self._end(outcome)
         else:

@@ -42,9 +42,9 @@ class EndpointMemory:
     def expect_late(self, late: Mapping[EndpointId, float]) -> None:
         """Mark the endpoints that some worker has reported as late since the last call.
 
-        `late` has the reports of all workers, each with its time by the driver's clock. An endpoint is marked once for each
-        report, so a response to this worker ends the mark. The own reports of this worker come back too, and mark an endpoint
-        that may have responded meanwhile.
+        `late` has the reports of all workers, each with its time by the driver's clock. Each report marks its endpoint once.
+        When the endpoint's response to this worker has ended the mark, only a newer report marks the endpoint again. `late`
+        includes this worker's own reports, which may mark an endpoint that has responded meanwhile.
         """
         newest = self.last_report
         for endpoint_id, reported_at in late.items():
@@ -56,8 +56,8 @@ class EndpointMemory:
     def add_without_response(self, queue: endpoint_queue.Queue[Any], since: float, *, has_waited: bool) -> None:
         """Record that the endpoint of `queue` has sent no response since `since`, by the endpoint clock.
 
-        `has_waited`: the task has waited for the response until the deadline, so the endpoint is late. If an earlier silence
-        of the endpoint is recorded and lasts, the earlier time stays.
+        `has_waited` is True if the task has waited for the response until the deadline. The endpoint is then late. If an
+        earlier silence of the endpoint is recorded and lasts, the earlier time stays.
         """
         if has_waited:
             self.late.add(queue.endpoint_id)

@@ -41,7 +41,8 @@ class PendingDelivery(Generic[Sent]):
     """When the delivery began to wait, or when its current attempt began, by the endpoint clock."""
     attempts: tuple[Attempt, ...] = ()
     name: bytes | None = None
-    """Name of the background attempt. Set: the delivery is reported as postponed, and its attempt runs in the background."""
+    """Name of the delivery's background attempt. None: no attempt of the delivery is in the background. A delivery with a name
+    was reported as postponed, and its attempt runs in the background."""
 
 
 @dataclass(slots=True, eq=False)
@@ -124,8 +125,8 @@ class Queue(Generic[Sent]):
         """Record the result of an attempt to the endpoint; return True if the endpoint's circuit breaker is open.
 
         `endpoint` is the endpoint of the attempted delivery. The attempt began at `since` by `endpoint_time`, and at `began_at`
-        by `clock`. If the queue has no breaker, and the endpoint did not accept the attempt, the queue takes the endpoint's
-        breaker in `breakers`. If there is none, a new one is stored there.
+        by `clock`. If the attempt was not accepted, and the queue has no breaker, the queue takes the endpoint's breaker from
+        `breakers`. If `breakers` has none for the endpoint, a new breaker is stored there first.
         """
         error_class = attempt.error_class
         if error_class is None or attempt.status is not None:

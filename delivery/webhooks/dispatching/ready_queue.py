@@ -19,9 +19,12 @@ from delivery.webhooks.scheduling import fewest_first
 class ReadyQueue(Generic[Sent]):
     """The endpoint queues in line for a slot, in the order in which they joined: endpoints share the slots round robin.
 
-    A queue joins if it has a waiting delivery and fewer requests in flight than its limit. A queue leaves the line while it
-    waits for its rate or host, and joins again by itself. It leaves the line also while it has as many requests in flight as
-    `free_slots` returns, or more. So many slow endpoints leave slots for the others. `return_crowded` then lets it join again.
+    A queue joins if it has a waiting delivery and fewer requests in flight than its limit. A queue leaves the line in two
+    cases:
+    1. The queue waits for its rate or its host. It joins again when the rate or the host allows a request.
+    2. The queue has as many requests in flight as `free_slots` returns, or more. This rule leaves slots for other endpoints.
+       `return_crowded` lets the queue join again.
+
     `slots` is the number of all slots. `on_return` is called when a queue joins again. Not thread-safe.
     """
 
@@ -37,9 +40,9 @@ class ReadyQueue(Generic[Sent]):
 
     @property
     def waits_for_others(self) -> bool:
-        """Return True if a queue is out of line because other endpoints hold slots, and not only by its own requests in flight.
+        """Return True if a queue is out of line for lack of free slots, and holds less than half of all slots itself.
 
-        A queue that alone holds half of the slots waits for its own endpoint.
+        Then other endpoints hold the slots. A queue that holds half of the slots or more waits for its own endpoint.
         """
         return len(self._crowded) > 0 and 2 * self._crowded.first()[1] < self._slots
 
@@ -59,7 +62,8 @@ class ReadyQueue(Generic[Sent]):
     def begin(self, queue: Queue[Sent], now: float) -> PendingDelivery[Sent] | None:
         """Begin a request to the endpoint of a queue that was taken out of the line; return the delivery to attempt.
 
-        The queue joins the line again if it may send a further request. None: it may send none now (`_may_begin`).
+        Return None if the endpoint may get no request now (`_may_begin`). After a begun request, the queue joins the line again
+        if it may send a further request.
         """
         if not self._may_begin(queue, now):
             return None
@@ -79,7 +83,7 @@ class ReadyQueue(Generic[Sent]):
         """Let the queue with the fewest requests in flight join the line again, if enough slots are free for it now.
 
         Only queues that left the line for lack of free slots count, not those that wait for their rate or host. Called for each
-        slot that comes free or is not used, and for each request in flight that ends, with its queue.
+        slot that comes free or is not used. Also called when a request has ended: `ended` is then the queue of this request.
         """
         if ended is not None and ended in self._crowded:
             self._crowded.put(ended, ended.in_flight)

@@ -49,7 +49,11 @@ class RunnerPool:
             runner.add_done_callback(self._runner_ended)
 
     def detach(self, runner: asyncio.Task[None]) -> None:
-        """Remove a runner whose attempt moves to the background: `start` may replace it, and its failure is not the pool's."""
+        """Remove a runner whose attempt moves to the background.
+
+        The runner continues and no longer counts, so `start` may start another runner. An error of the removed runner does not
+        become `failure`.
+        """
         runner.remove_done_callback(self._runner_ended)
         self._runners.discard(runner)
 

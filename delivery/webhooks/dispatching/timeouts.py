@@ -15,7 +15,7 @@ from delivery.webhooks.scheduling.endpoint_clock import Countdown
 
 
 class Phase(enum.Enum):
-    """The phase of a task, as its dispatcher sees it."""
+    """How far a task has come. The phase decides if the dispatcher queues, defers or drops a delivery that has to wait."""
 
     READING = enum.auto()
     """The lane submits deliveries."""
@@ -63,7 +63,8 @@ class Timeouts:
     def start(self, phase: Phase, *, waits_for_others: bool = False) -> None:
         """Start the queue timeout if `phase.is_waiting`. If `phase.is_last`, begin to look for overdue responses, at once.
 
-        `waits_for_others`: an endpoint waits for slots that other endpoints hold. Then the queue timeout does not start.
+        If `waits_for_others` is True, an endpoint waits for slots that other endpoints hold, and the queue timeout does not
+        start.
 
         A countdown that runs already is not started again. Called whenever no endpoint queue is ready, and when the queue
         timeout has passed.

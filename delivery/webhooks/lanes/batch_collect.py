@@ -31,14 +31,14 @@ _owner_shard = functools.lru_cache(maxsize=50_000)(segment.shard_of)
 
 
 class SegmentRow(NamedTuple):
-    """A segment for one shard, as Spark shuffles it."""
+    """A row of the shuffle: one encoded segment, and the number of the shard that gets the segment."""
 
     shard: int
     segment: bytes
 
 
 class _DueBatches(NamedTuple):
-    """The matches of one event: those to collect in batches, and the outcomes of those that are skipped."""
+    """One event's items to collect in batches, each with its match, and the outcomes of the event's skipped deliveries."""
 
     collected: list[tuple[segment.SegmentItem, matching.Match]]
     skipped: list[Outcome[Delivery]]
@@ -48,11 +48,12 @@ class _DueBatches(NamedTuple):
 class Collected:
     """The result of one call of `Collector.add` or `Collector.finish`.
 
-    `rows`: segments, which may have events of earlier calls of `add`. `add` returns segments of full batches only. The rows
-    that `finish` returns can be read once, because each segment is made when it is read.
+    `rows` has segments to shuffle. `add` returns only segments of full batches, which may have events of earlier calls. The
+    rows of `finish` can be iterated only once, because each segment is encoded when the iterator reaches it.
 
-    `results`: `add` returns the skips and rejections of the records of this call. `finish` returns the offset receipts, the
-    paused partitions, and the numbers of reused ids and invalid times of the whole task.
+    `results` depends on the method:
+    1. `add`: the skips and rejections of the records of this call.
+    2. `finish`: the offset receipts, the paused partitions, and the numbers of reused ids and invalid times of the whole task.
     """
 
     rows: Iterable[SegmentRow] = field(default_factory=list)
@@ -62,11 +63,16 @@ class Collected:
 class Collector:
     """Collect the due events of one Spark partition of a micro-batch into segments. Used once.
 
-    Every record is rejected, or each of its deliveries in batch mode is skipped or is in one segment. A record whose schema
-    cannot be read now pauses its partition: this record and later records of the partition are left out, and are read again
-    later. An event whose record has a timestamp after `now_ms` counts as arrived at `now_ms`. `shards` is the number of the
-    lane's shards. If an endpoint's `max_wait_s` is at most `immediate_flush_s`, the shard sends the endpoint's events without a
-    wait (Mark.IMMEDIATE).
+    Every record has one of three results:
+    1. The record is rejected.
+    2. Each delivery of the record in batch mode is skipped, or is in exactly one segment.
+    3. The record pauses its partition, because its schema cannot be read now. This record and later records of the partition
+       are left out, and are read again later.
+
+    An event whose record has a timestamp after `now_ms` counts as arrived at `now_ms`. `shards` is the number of the lane's
+    shards. If an endpoint's `max_wait_s` is at most `immediate_flush_s`, the shard sends the endpoint's events without a wait
+    (Mark.IMMEDIATE). `seen` remembers ids of earlier events, to find ids that were used for another payload. `formats` decodes
+    values by the schema registry. If `formats` is None, the job has no schema registry.
     """
 
     def __init__(
@@ -99,7 +105,8 @@ class Collector:
     async def add(self, records: Iterable[Record]) -> Collected:
         """Collect `records`; return their skips and rejections.
 
-        If the full batches, also those of earlier calls, have more than `max_segment_bytes`, return their segments too.
+        Also return the segments of full batches, once the full batches of this and earlier calls exceed `max_segment_bytes`
+        together.
         """
         collected = Collected()
         for record in records:
@@ -169,8 +176,8 @@ class Collector:
 
     def _rows(self, batches: dict[int, list[segment.PendingBatch]]) -> Iterator[SegmentRow]:
         """Yield the segments of pending batches, and remove each batch from its list in `batches` when its segment is made."""
-        for shard, of_shard in batches.items():
-            for written, _ in segment.encoded(_removed(of_shard), self._max_segment_bytes):
+        for shard, pending in batches.items():
+            for written, _ in segment.encoded(_removed(pending), self._max_segment_bytes):
                 yield SegmentRow(shard, written)
 
 

@@ -31,7 +31,8 @@ BYTES_BETWEEN_IO = 128 * 1024
 millisecond, in which responses wait to be read. Yielding after each batch of ten events took a fifth more CPU, because the loop
 polls the kernel each time."""
 REQUEST_COUNTS_BYTES = 4 * 1024
-"""Bytes that a batch counts towards BYTES_BETWEEN_IO besides its events."""
+"""Bytes that each batch adds to the count for BYTES_BETWEEN_IO, besides the bytes of its events. So the lane yields to the
+event loop also between many small batches."""
 
 
 class BatchLane:
@@ -62,8 +63,8 @@ class BatchLane:
     async def submit(self, written: Iterable[bytes]) -> Results:
         """Begin to deliver batches, in the encoding of `segment.encoded_batch`; return the results since the last call.
 
-        Waits while the bodies without a result have more than `max_unsettled_bytes` together, and while the dispatcher has no
-        room (`Dispatcher.wait_for_room`).
+        Wait while the request bodies of batches without a result have more than `max_unsettled_bytes` together, and while the
+        dispatcher has no room (`Dispatcher.wait_for_room`).
         """
         since_io = 0
         for encoded in written:
@@ -97,10 +98,11 @@ class BatchLane:
         self._dispatcher.abandon()
 
     async def _parts(self, batch: segment.Batch) -> tuple[Endpoint | None, dict[SkipReason | None, Sequence[int]]]:
-        """Return the batch's endpoint, and the places (indexes) of the batch's events by the reason to skip them.
+        """Return the batch's endpoint, and the indexes of the batch's events by the reason to skip the events.
 
-        Endpoint None: the registry lacks it. Places under None: the events to send. Before an event is skipped, the rows are
-        read again: a cached answer may lack a newer change, such as the subscription by which the event is due.
+        The endpoint is None if the registry lacks it. The indexes under the key None are the events to send. If any event would
+        be skipped, the registry's rows are first read again without the cache. A cached row may lack a newer change, such as
+        the subscription by which the event is due.
         """
         tenants = revalidation.tenant_ids(batch.packed)
         for read_again in (False, True):

@@ -26,7 +26,7 @@ wait to be read."""
 
 
 class _DueDeliveries(NamedTuple):
-    """The due deliveries of one event: those to attempt, and the outcomes of those that are skipped or deferred."""
+    """One event's deliveries to attempt, and the outcomes of the event's deliveries that are skipped or deferred."""
 
     deliveries: list[Delivery]
     ended: list[Outcome[Delivery]]
@@ -35,14 +35,16 @@ class _DueDeliveries(NamedTuple):
 class DirectLane:
     """Deliver the records of one Spark partition of a micro-batch, or of one slice (a second) of the real-time lane. Used once.
 
-    Every record has one of three results:
+    Every record has one of four results:
     1. The record is rejected.
-    2. The record is returned as a batch record, which holds one or more events.
+    2. The record is a JSON array of events, and is returned in `Results.batch_records`. The task writes each event of the array
+       to Kafka as a record of its own.
     3. Each delivery of the record is skipped, delivered, dead-lettered or deferred to the retry lane.
+    4. The record pauses its partition, because its schema cannot be read now. This record and later records of the partition
+       are left out, and are read again later.
 
     `submit`, `drain` and `finish` return each result once. Deliveries in `ended` were completed by an earlier run of the
-    micro-batch or query, and are left out. A record whose schema cannot be read now pauses its partition: this record and later
-    records of the partition are left out, and are read again later.
+    micro-batch or query, and are left out.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class DirectLane:
         self._dispatcher.abandon()
 
     def _prepared(self, event: Event, due: list[matching.Match]) -> _DueDeliveries:
-        """Split the matches of an event into deliveries to attempt, and outcomes of those to skip or defer.
+        """Split the matches of an event: return the deliveries to attempt, and the outcomes of deliveries to skip or defer.
 
         Deliveries that an earlier run has completed are left out.
         """

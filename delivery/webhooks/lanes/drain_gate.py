@@ -24,7 +24,10 @@ class DrainGate:
         self._ended = asyncio.Event()
 
     async def attempt(self, delivery: Sendable, number: int) -> Attempt:
-        """Make attempt `number` (from 1) at `delivery` and return it. Wait for ever if the gate is closed."""
+        """Make attempt `number` (from 1) at `delivery`, and return its result.
+
+        If the gate is closed, begin no attempt, and wait until the caller is cancelled.
+        """
         if self._is_closed:
             await asyncio.Future()
         self._in_flight += 1

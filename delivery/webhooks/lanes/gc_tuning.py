@@ -16,8 +16,8 @@ COLLECTION_THRESHOLD = 20_000
 collector traversed the deliveries in flight again and again: 5 µs per delivery. Deliveries hold no cycles; the few objects that
 do, such as exceptions, may wait."""
 FULL_COLLECTION_EVERY_S = 600.0
-"""Least seconds between two collections that include frozen objects. Such a full collection takes longer the more a worker
-remembers."""
+"""Least seconds between two collections that include frozen objects. These full collections are rare, because each one
+traverses all objects that the worker keeps."""
 
 
 class GarbageCollector:

@@ -95,9 +95,10 @@ class DrivenLane(Protocol):
 class LaneDriver:
     """Run one lane for one Spark task. `results` is called in the task's thread.
 
-    `gate` is the gate through which the lane sends. `require_jvm` raises Orphaned if the JVM is gone. From the call of
-    `DrivenLane.finish` on, `complete` adds the worker's state to each Results, but not after a failure. `complete` is called
-    in the event loop, because attempts and other tasks change this state there.
+    `gate` is the drain gate through which the lane sends. `require_jvm` raises errors.Orphaned if the JVM is gone. `complete`
+    adds the worker's own state, such as its own delay, to a Results. `complete` is called for each Results that is yielded
+    while `DrivenLane.finish` runs, and for the last Results. Results after a failure are yielded without this state. `complete`
+    is called in the event loop, because attempts and other tasks change the worker's state there.
     """
 
     def __init__(
@@ -152,10 +153,11 @@ class LaneDriver:
         report: Callable[[Results], None],
         complete: Callable[[Results], Results],
     ) -> Results:
-        """Await `work`, and return `complete(results)`. Until then, call `report(complete(new))` each RESULTS_EVERY_S.
+        """Await `work` in the event loop, and return `complete(results)` with the results of `work`.
 
-        `new` are the new outcomes. Without any, `report` is not called. Runs in the event loop: calls from the task's thread
-        would wait, because the loop is busy. Cancel `work` and raise Orphaned if the JVM is gone.
+        While `work` runs, drain the lane's new outcomes each RESULTS_EVERY_S. If there are any, call
+        `report(complete(outcomes))`. This check runs in the event loop: a call from the task's thread would wait while the loop
+        is busy. If the JVM is gone, cancel `work` and raise errors.Orphaned.
         """
         running = asyncio.ensure_future(work)
         try:
@@ -177,9 +179,9 @@ class LaneDriver:
 
 
 class LeaseDriver:
-    """Run the leases of tasks of the retry lane. Called in the thread of a task.
+    """Start the leases of each task of the retry lane, and yield their results. Called in the thread of a task.
 
-    `complete` adds the state of the worker to the last results of a task. It is called in the event loop.
+    `complete` adds the state of the worker to the last results of a task. `complete` is called in the event loop.
     """
 
     def __init__(self, thread: LoopThread, retry: retry_lane.RetryLane, complete: Callable[[Results], Results]) -> None:
@@ -196,7 +198,7 @@ class LeaseDriver:
     ) -> Iterator[retry_lane.LeaseResults]:
         """Start the leases of one task, and yield results until all have ended, or until `settle_s` after the last start.
 
-        Leases and deliveries whose keys are in `ended` are left out.
+        Leases and deliveries whose keys are in `ended` were completed by an earlier run of the micro-batch, and are left out.
         """
         written = iter(leases)
         while chunk := list(itertools.islice(written, LEASES_AT_ONCE)):
@@ -208,7 +210,7 @@ class LeaseDriver:
         yield self._thread.run(self._finish_task())
 
     def drain(self) -> retry_lane.LeaseResults | None:
-        """Return the results that were neither returned nor yielded before. Does not wait for leases. None: no results.
+        """Return the results that were neither returned nor yielded before; return None if there are none. Does not wait.
 
         A lease in flight gives only its accepted deliveries, and the endpoints that responded 410 Gone. All its other results
         come when the lease has ended.

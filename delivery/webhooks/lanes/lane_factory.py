@@ -48,7 +48,8 @@ class LaneFactory:
         self._formats = decoder.decoder_of(plan.formats, plan.layout)
         self._seen_direct, self._seen_batch = seen_ids.SeenIds(), seen_ids.SeenIds()
         self.limits = plan.limits
-        """The limits of endpoints and hosts for the next lanes. Lanes that exist keep theirs."""
+        """The limits of endpoints and hosts for lanes that are built from now on. Existing lanes keep the limits with which
+        they were built."""
         self.gate = drain_gate.DrainGate(attempts)
         """The gate of the newest lane that sends requests."""
 
@@ -68,7 +69,7 @@ class LaneFactory:
         )
 
     async def can_read(self, record: Record) -> bool:
-        """Return False if the schema of a record cannot be read now."""
+        """Return False if the schema of a record cannot be read now, else True. Raises nothing."""
         return self._formats is None or await self._formats.can_read(record)
 
     def batch(
@@ -91,7 +92,7 @@ class LaneFactory:
         )
 
     def _begin(self, unhealthy: Unhealthy) -> deferral.Deferrals:
-        """Apply what the driver knows of unhealthy endpoints; return the deferrals of a lane."""
+        """Apply the driver's lists of late and watched endpoints to this worker; return the Deferrals for a new lane."""
         self._memory.expect_late(unhealthy.late)
         self._acceptances.watch(unhealthy.watched)
         return deferral.Deferrals(

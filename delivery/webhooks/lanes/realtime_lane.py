@@ -36,9 +36,11 @@ of a slice. If each record's results were queued at once, the writer's thread wo
 a worker's CPU at 1,000 events a second. Queued results are in Kafka some 10 ms later. A crash does not repeat a delivery whose
 result is in Kafka."""
 MAX_WAITING = 500
-"""When this many records wait for the event loop, the task's thread stops reading, and so does Spark's source."""
+"""Number of records that may wait for the event loop. At this number the task's thread stops reading, and Spark's source then
+stops too."""
 MAX_UNWRITTEN = 200
-"""When this many SliceResults (of some 10 s) wait for Kafka, no record is read: a crash would repeat their deliveries."""
+"""Number of SliceResults (results of some 10 s) that may wait to be written to Kafka. At this number the task stops reading
+records, because a crash would repeat the deliveries of unwritten results."""
 UNFORESEEN = (
     "an unforeseen error in a task of lane realtime: the task fails, and the lane restarts its query. Nothing is lost. Send "
     "this traceback to the maintainers of the platform"
@@ -57,8 +59,8 @@ class Slice(NamedTuple):
 class SliceResults(NamedTuple):
     """Results of some records of one slice.
 
-    The last results of a slice have its offset receipts: the offsets that it has handled. If the lane has failed, they have
-    none.
+    The last SliceResults of a slice has offset receipts, which say which offsets the slice has handled. If the lane has failed,
+    the last SliceResults has no receipts, and the records are read again.
     """
 
     results: Results
@@ -67,7 +69,7 @@ class SliceResults(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _OpenSlice:
-    """A slice that has records."""
+    """A slice that takes records or finishes, with its results that are not queued for the writer yet."""
 
     slice: Slice
     since: float
@@ -164,7 +166,7 @@ class RealtimeSlices:
 
     @property
     def failure(self) -> BaseException | None:
-        """Return the error with which the lane failed, in the event loop or by a call of `fail`. None: it has not failed."""
+        """Return the error with which the lane failed, in the event loop or by a call of `fail`; None if it has not failed."""
         return self._failure
 
     def unchecked_s(self) -> float:
@@ -183,8 +185,8 @@ class RealtimeSlices:
     def stop(self) -> None:
         """Take no further records from the queue. The records in the queue stay there, and no receipt covers them.
 
-        Records that were taken before are delivered. The queue is not cleared, because `feed` may still append records, and
-        their receipt would cover the dropped records.
+        Records that were taken before are delivered. The queue is not cleared, because `feed` may still append records. If
+        these records were taken, their receipt would also cover the cleared records, and the cleared records would be lost.
         """
         self._is_over = True
         self._wake()
@@ -297,9 +299,9 @@ class RealtimeSlices:
     def _end_slice_if_due(self) -> None:
         """End the current slice if `end_slice` was called, or after `slice_s` if no earlier slice is still finishing.
 
-        A slice that takes records ends at a later check: records that it took afterwards would have no outcome. Without
-        `end_slice`, earlier slices finish first, because each slice counts only its own requests in flight. Several slices at
-        once could together exceed the limits.
+        A slice does not end while it takes in a chunk of records, because the rest of the chunk would have no outcome. A later
+        check ends the slice. Without `end_slice`, earlier slices finish first, because each slice counts only its own requests
+        in flight. Several slices at once could together exceed the limits.
         """
         current = self._current
         if current is None or current.is_taking:

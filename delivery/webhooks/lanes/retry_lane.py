@@ -31,9 +31,9 @@ from delivery.webhooks.scheduling import host_limits, limits
 log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
-"""Seconds after the start of a lease in which its attempts may begin. So a lease ends at most LEASE_S and one timeout of an
-attempt after its start. Own delay (the worker waits for CPU or memory) extends this timeout. A lease never expires while one of
-its attempts is in flight."""
+"""Seconds after the start of a lease in which its attempts may begin. So a lease ends at the latest LEASE_S plus the timeout of
+one attempt after its start. Own delay (time in which the worker waits for CPU or memory) extends this timeout. The shard's
+lease timeout is longer still, so a lease never expires while one of its attempts is in flight."""
 
 
 class LeaseResults(NamedTuple):
@@ -62,7 +62,7 @@ class RetryLane:
 
     `clock` is monotonic, in seconds; `now_s` returns seconds since the epoch. `paces` (token buckets of endpoints) and
     `known_hosts` (hosts with their limits and requests in flight) are shared with the worker's other lanes. The registry that
-    `start` gets has each change that is older than `registry_max_age_s`. Guarantee: each lease whose `given_up` is None ends in
+    `start` gets lacks no change that is older than `registry_max_age_s`. Guarantee: each lease whose `given_up` is None ends in
     one report. `start`, `finish_task` or `drain` returns the report, with or after the results of all attempts of the lease.
     There is no report if the process ends, or if an unforeseen error ends the lease: the lease then expires.
     """
@@ -103,9 +103,9 @@ class RetryLane:
         """Check leases in flight by `registry` from now on. The worker's newest task, of any lane, brought this registry.
 
         A lease begins no further attempt if its endpoint differs in `registry`, or has to be looked up again. The lease's
-        entries without an attempt are requeued. With look-ups, the answer about a tenant may have expired. Such a tenant counts
-        as deleted only if it was deleted when the lease last asked. A lease ignores a `registry` that is older than the
-        registry with which it began.
+        entries without an attempt are requeued. A registry that works by look-ups may have no current answer about a tenant.
+        The lease then treats the tenant as deleted only if the last answer that the lease used said so. A lease ignores a
+        `registry` that is older than the registry with which it began.
         """
         self._runner.follow(registry)
 
@@ -161,7 +161,7 @@ class RetryLane:
     def drain(self) -> LeaseResults | None:
         """Return the results since the last call of `start`, `finish_task` or `drain`, without waiting.
 
-        None: since then, no lease has ended, no delivery was accepted, and no endpoint responded with 410.
+        Return None if, since then, no lease has ended, no delivery was accepted, and no endpoint responded with 410.
         """
         has_accepted = any(lease.report.has_accepted for lease in self._book.in_flight())
         return self._drain() if self._book.has_ended or self._runner.observations.has_gone or has_accepted else None
@@ -176,10 +176,10 @@ class RetryLane:
         await self._book.close()
 
     async def _classify(self, lease: retry_messages.Lease, settle_s: float, ended: completed_work.CompletedKeys) -> _Course:
-        """Return the next step for a lease.
+        """Return the next step for a lease: KNOWN, GIVEN_UP, or by the memory of the worker DELIVERED or REFUSED.
 
         While the leases in flight leave no memory for this lease, wait until any of them ends, at most `settle_s` each time. If
-        none has ended in time, no lease of the same task waits again.
+        none ends in time, return REFUSED. Then each later lease of the task that finds no memory is REFUSED at once.
         """
         if not lease.number:
             return _Course.GIVEN_UP
@@ -195,8 +195,8 @@ class RetryLane:
     ) -> LeaseInFlight:
         """Return the lease with the rows that the registry has for its endpoint, subscriptions and tenants.
 
-        Events without a row are skipped. So rows that a cached answer lacks are looked up again: the answer may be older than a
-        failover of Postgres that lost commits, and know none of the newer rows.
+        An event is skipped if one of its rows is missing. Missing rows are therefore looked up again, without the cache. A
+        cached answer may lack newer rows, for example if it is older than a failover of Postgres that lost commits.
         """
         tenants = revalidation.tenant_ids(itertools.chain.from_iterable(entry.packed for entry in lease.entries))
         # Read first: a change that takes effect during the look-up may be missing in `destination`.

@@ -57,15 +57,16 @@ class Worker:
 
     @property
     def revision(self) -> Revision:
-        """Return the newest revision of the registry that a task used in this process. 0: none has used a registry."""
+        """Return the newest revision of the registry that a task used in this process; return 0 if no task has used any."""
         return self._state.revision
 
     def begin_task(self, driver_s: float | None, workers: int | None = None) -> None:
         """Prepare for a task: freeze live objects, sometimes after a garbage collection (`gc_tuning`); apply the parameters.
 
         Called before any other method of the task. `driver_s` is the driver's time when the driver created the task, in seconds
-        since the epoch. None: `now_s` is not corrected, because the task serves several micro-batches. `workers` is the number
-        of workers that share the limits of hosts and endpoints. None: unchanged.
+        since the epoch. A task that serves several micro-batches has no such time: `driver_s` is None, and the clock `now_s` is
+        not corrected. `workers` is the number of workers that share the limits of hosts and endpoints. If `workers` is None,
+        the number stays unchanged.
         """
         self._collector.freeze()
         if driver_s is not None:
@@ -99,9 +100,10 @@ class Worker:
         """Return a real-time lane for a long task.
 
         A slice is the records of about one second. `registry` is called in the event loop when a slice begins. `suppressed` is
-        read in the loop for each delivery, and may be changed there. The lane is given no late endpoints, because no record
-        waits for the end of a slice. Deliveries in `ended` were completed by an earlier run of the query, and are left out.
-        `next_offsets` has, by topic and partition, the offset at which the task begins to read, where it is known.
+        read in the loop for each delivery, and may be changed there. The driver's list of late endpoints is not used: it
+        shortens waits at a task's end, and here no record waits for the end of a slice. Deliveries in `ended` were completed by
+        an earlier run of the query, and are left out. `next_offsets` has, by topic and partition, the offset at which the task
+        begins to read, where this offset is known.
         """
 
         def begin() -> realtime_lane.Slice:
@@ -176,20 +178,21 @@ class Worker:
         Called in the task's thread, by one task at a time. Leases and deliveries in `ended` were completed by an earlier run of
         the micro-batch, and are left out. The call waits at most `settle_s` after it has begun the last lease. A lease that is
         still in flight then continues after the task: a later call, or `drain_leases`, returns its other results. If the task
-        fails, unwritten results are lost: the leases expire.
+        fails, results that were not written to Kafka are lost. Their leases expire, and the shards lease the entries again.
         """
         registry = self._thread.call(lambda: self._state.registry_from(source))
         yield from self._leases.results(leases, registry, settle_s, ended)
 
     def drain_leases(self) -> retry_lane.LeaseResults | None:
-        """Return the results of leases that neither `retry` nor this method has returned yet, without waiting. None: no result.
+        """Return the results of leases that neither `retry` nor this method has returned yet, or None if there are none.
 
-        A lease in flight gives only its accepted deliveries, and the endpoints that responded 410 Gone. Its other results come
-        when the lease has ended.
+        Does not wait. A lease in flight gives only its accepted deliveries, and the endpoints that responded 410 Gone. Its
+        other results come when the lease has ended.
+
         Called in the thread of a task of any lane, because this process may get no task of the retry lane for long. A lease
         whose report stays away for `ShardPolicy.lease_timeout_s` expires, and its entries are leased again. Each result is
         returned once, so the calling task must write the results and reports to Kafka. The task must not hand these deliveries
-        over to the retry lane again: the reports say which entries are requeued.
+        over to the retry lane again, because the reports already say which entries are requeued.
         """
         return self._leases.drain()
 

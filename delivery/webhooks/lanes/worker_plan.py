@@ -37,4 +37,4 @@ class Plan:
     report_accepting_every_s: float = 0.0
     """Longest time in seconds between two reports to the retry lane that an endpoint accepts requests. 0: each task reports."""
     registry_max_age_s: float = 3600.0
-    """Seconds. The registry of a task has each change that is older than this."""
+    """Maximum age, in seconds, of a change that the registry of a task may lack."""

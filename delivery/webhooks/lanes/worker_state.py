@@ -117,15 +117,18 @@ class WorkerState:
 
     @property
     def revision(self) -> Revision:
-        """Return the newest revision of the registry that a task used in this process; 0 if none has. Used by any thread."""
+        """Return the newest revision of the registry that a task used in this process; return 0 if no task has used a registry.
+
+        Used by any thread.
+        """
         if self._registry is not None:  # a task that Spark runs again may bring an older one
             self._newest = max(self._newest, self._registry.newest)
         return self._newest
 
     def registry_from(self, source: registries.RegistrySource) -> registries.Registry:
-        """Return the registry for a task, which leases in flight then follow.
+        """Return the registry for a task, and let the leases in flight follow this registry.
 
-        `source` updates the registry of this process and returns it, or returns a new one if an update is impossible.
+        `source` updates the registry that this process has, or makes a new registry if an update is impossible.
         """
         return self.follow(source.registry(self._registry))
 

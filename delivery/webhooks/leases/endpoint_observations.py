@@ -19,7 +19,7 @@ class EndpointObservations:
         self._gone: set[AttemptedEndpoint] = set()
         self._failed: set[EndpointId] = set()
         self._responded: dict[EndpointId, tuple[Endpoint, bool]] = {}
-        """By endpoint id: the endpoint, and True if it responded. False: it was unreachable."""
+        """By endpoint id: the endpoint, and whether it responded (True) or was unreachable (False)."""
 
     @property
     def has_gone(self) -> bool:

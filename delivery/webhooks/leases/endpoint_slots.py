@@ -23,15 +23,15 @@ class SharedLimits(NamedTuple):
     slots: asyncio.Semaphore
     """A semaphore with `max_in_flight` slots. The caller takes a slot before `begin`."""
     turn: asyncio.Lock
-    """Held by the caller that waits for the rate or the host, until this caller's `begin`. So one caller of the endpoint stands
-    in the host's line, and the others wait for the lock."""
+    """Lock that a caller holds while it waits for the rate or the host, until it calls `begin`. So at most one caller of the
+    endpoint stands in the host's line, and all others wait for the lock."""
     pace: limits.Pace | None
     """None: the endpoint has no rate limit."""
     host: host_limits.Host | None
     """None: the host has no limits."""
 
     def rate_wait_s(self, now: float) -> float:
-        """Return the seconds until the endpoint's rate allows the next request. 0: no wait.
+        """Return the seconds until the endpoint's rate allows the next request; 0 if it allows a request now.
 
         `now` is in seconds of the clock of `pace`.
         """

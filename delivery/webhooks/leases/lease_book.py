@@ -95,7 +95,7 @@ class LeaseBook:
         return not self._awaited or not (await asyncio.wait(self._awaited, timeout=wait_s))[1]
 
     async def wait_for_any(self, wait_s: float) -> bool:
-        """Wait at most `wait_s` for the end of a lease in flight; return True if one has ended. One must be in flight."""
+        """Wait at most `wait_s` for the end of any lease; return True if one has ended. A lease must be in flight."""
         return bool((await asyncio.wait(self._tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED))[0])
 
     def finish_task(self) -> None:

@@ -14,7 +14,7 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery
 
 
 def mode(entry: retry_messages.RetryEntry) -> DeliveryMode:
-    """Return the delivery mode in which an entry is sent."""
+    """Return the delivery mode in which an entry is sent: BATCH if the entry is a batch, else DIRECT."""
     return DeliveryMode.DIRECT if entry.left_by is None else DeliveryMode.BATCH
 
 

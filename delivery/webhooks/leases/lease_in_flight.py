@@ -122,8 +122,8 @@ class LeaseInFlight:
     def defer_faulty(self, place: int, fault: Exception, now_ms: int) -> None:
         """Requeue an entry that met a fault of ours, such as unreadable events, with a wait of DEFER_FAULTY_S.
 
-        The fault is logged, and recorded as an attempt of the entry. It uses up no wait of the endpoint's schedule. In an
-        ordered lease no further entry is attempted.
+        The fault is logged, and recorded as an attempt of the entry. This attempt uses up no wait of the endpoint's retry
+        schedule. In an ordered lease no further entry is attempted.
         """
         log.error(
             "an unforeseen error in one retry entry of this endpoint: the entry is kept, and a retry follows in %.0f s. Other "
@@ -143,14 +143,18 @@ class LeaseInFlight:
         self._stop_if_ordered()
 
     def stop(self) -> None:
-        """Let no further attempt of the lease begin. Attempts in flight continue. The other entries are due at once."""
+        """Let no further attempt of the lease begin. Attempts in flight continue.
+
+        `finish` requeues the entries that still wait, with their next attempt due at once.
+        """
         self.until = float("-inf")
         self._rest_at_ms = 0
 
     def delay_rest(self, at_ms: int) -> None:
-        """Let `finish` requeue the entries in `waiting` until `at_ms`, because the endpoint's limits allow no earlier request.
+        """Let `finish` requeue the entries in `waiting`, with their next attempt at `at_ms`.
 
-        A later call of `stop` cancels the delay: the next lease may have other limits, or be in another process.
+        Called because the endpoint's limits allow no earlier request. A later call of `stop` cancels the delay: the next lease
+        may have other limits, or be in another process.
         """
         self._rest_at_ms = at_ms
 
@@ -170,8 +174,9 @@ class LeaseInFlight:
             self._view = self._view._replace(destination=rows)
 
     def prepare(self, place: int) -> Prepared | None:
-        """Return the entry at `place`, ready to be sent. None: the entry ends without an attempt, and its end is recorded.
+        """Return the entry at `place`, ready to be sent; or record its end and return None, if no request is to be sent.
 
+        No request is sent in two cases:
         1. No event of the entry is to be sent any more. For each event, the subscription is paused, quarantined or deleted now,
            or the tenant is deleted. All events are skipped.
         2. The body cannot be built: the events to send become dead letters, and the other events are skipped.
@@ -230,8 +235,10 @@ class LeaseInFlight:
     def finish(self, now_ms: int) -> None:
         """Requeue every entry that is still in `waiting`: due at `now_ms`, or later after a call of `delay_rest`.
 
-        An entry is still waiting if the lease's time ran out, if the endpoint's rate allowed no request in that time, or if the
-        lease was stopped, for example after a change of its endpoint.
+        An entry is still waiting for one of three reasons:
+        1. The lease's time ran out.
+        2. The endpoint's rate allowed no request in this time.
+        3. The lease was stopped, for example after a change of its endpoint.
         """
         at_ms = max(now_ms, self._rest_at_ms)
         for place in self.waiting:

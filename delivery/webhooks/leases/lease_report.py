@@ -1,8 +1,9 @@
 """Collect the results of one lease, and build its report. Pure.
 
 A lease is a set of retry entries that a shard, one key of the lane's state in Spark, gives to a worker. The report tells the
-shard which entries have ended and which wait again. Accepted deliveries may be written before the report: if the micro-batch
-runs again, it finds them in the topics of results, and does not repeat them. All other results are written with the report.
+shard which entries have ended and which wait again. Accepted deliveries may be written before the report. If the micro-batch
+then runs again, it finds the accepted deliveries in the result topics, and does not repeat them. All other results are written
+together with the report.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class LeaseReport:
     def move_accepted(self, into: Results) -> None:
         """Move to `into` the accepted deliveries and batches that no earlier call has moved.
 
-        A batch of which the response rejected an event is not moved: it leaves with the report, in `results`.
+        An accepted batch is not moved if the response rejected some of its events. This batch leaves with the report, in
+        `results`.
         """
         into.outcomes += self._accepted.outcomes
         into.batches += self._accepted.batches
@@ -73,9 +75,10 @@ class LeaseReport:
     def requeue(
         self, place: int, next_attempt: NextAttempt, reason: str | None = None, attempts: tuple[Attempt, ...] = ()
     ) -> None:
-        """Add the lease's entry at index `place` to those that wait again. `reason` None: the reason stays.
+        """Add the lease's entry at index `place` to the requeued entries.
 
-        `attempts` are the attempts of this lease, which the report keeps with shortened responses.
+        Without a `reason`, the entry keeps its earlier reason. `attempts` are the entry's attempts in this lease. The report
+        keeps them with shortened responses.
         """
         kept = tuple(map(retry_messages.shortened, attempts))
         self._requeued.append(retry_messages.Requeue(place, next_attempt, reason or self._lease.entries[place].reason, kept))

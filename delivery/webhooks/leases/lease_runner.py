@@ -22,13 +22,13 @@ from delivery.webhooks.routing import registries
 from delivery.webhooks.scheduling import host_limits, limits
 
 MAX_RATE_WAIT_S = 30.0
-"""Maximum of seconds for which entries are requeued because the endpoint's rate allows no request before the lease ends. Equal
-to retry_lane.LEASE_S: a backlog with a low rate is leased about twice a minute, instead of in each micro-batch. A longer wait
-could waste the share of another worker, which may get the next lease."""
+"""Longest wait, in seconds, of entries that are requeued because the endpoint's rate allows no request before the lease ends.
+Equal to retry_lane.LEASE_S: a backlog with a low rate is leased about twice a minute, instead of in each micro-batch. A longer
+wait could waste the share of another worker, which may get the next lease."""
 CHECKS_PER_REQUEST = 4
-"""Number of leases of a waiting entry for each request that the endpoint's rate over all workers allows. Each lease may go to
-another worker, whose share of the rate is free. With 8 workers and a rate of 0.2 requests a second, one lease for each request
-halved the rate."""
+"""Number of times that waiting entries are leased between two requests at the endpoint's full rate (the rate of all workers
+together). Each lease may go to another worker, whose share of the rate is free. With 8 workers and a rate of 0.2 requests a
+second, one lease for each request halved the rate."""
 
 
 class LeaseSender(Protocol):
@@ -92,7 +92,10 @@ class LeaseRunner:
         return most
 
     def stop(self) -> None:
-        """End all waits for a rate or a host, and let later calls of `attempt_all` do nothing. The caller stops the leases."""
+        """End all waits for a rate or a host, and let later calls of `attempt_all` do nothing.
+
+        The caller must also stop the leases (`LeaseBook.stop`).
+        """
         self._is_stopping = True
         for lease in self._idle:
             self._cancel_idle(lease)
@@ -106,9 +109,9 @@ class LeaseRunner:
         2. An attempt of an ordered lease failed.
         3. A response asked to wait (`Retry-After`): this stops all leases of the endpoint.
 
-        If the endpoint's rate allows the next request only after `lease.until`, `lease.finish` requeues the entries until that
-        request may go, at most for the shorter of MAX_RATE_WAIT_S and `_recheck_s`. Then another worker may get the lease. If
-        `stop` was called before, attempt nothing.
+        If the endpoint's rate allows the next request only after `lease.until`, `lease.finish` requeues the entries. The
+        entries then wait until the rate allows the request, but at most MAX_RATE_WAIT_S or `_recheck_s`, whichever is shorter.
+        Another worker may get the next lease. If `stop` was called before, attempt nothing.
         """
         if self._is_stopping:
             return
@@ -125,10 +128,10 @@ class LeaseRunner:
     async def _run(self, lease: LeaseInFlight, shared: endpoint_slots.SharedLimits) -> None:
         """Attempt one entry after another. An entry that waits for the endpoint's rate or host holds no slot.
 
-        After a check that finds no capacity, the runner takes the endpoint's turn. With the turn, it waits for the rate, and
-        then in the host's line. The wait of an entry for its host is counted once, at the first such check. The runner that
-        takes the lease's last entry cancels the idle runners of the lease.
-        A runner that gets no slot before the lease ends leaves its entry waiting.
+        A runner that finds no capacity takes the endpoint's turn (the lock `SharedLimits.turn`). With the turn, the runner
+        waits for the rate, and then in the host's line. The wait for the host is counted once per entry, at the first check
+        that finds the host full. The runner that takes the lease's last entry cancels the idle runners of the lease. A runner
+        that gets no slot before the lease ends leaves its entry waiting.
         """
         runner = asyncio.current_task()
         assert runner is not None, "attempt_all runs this method as a task"  # noqa: S101
@@ -228,8 +231,9 @@ async def _wait_with_turn(endpoint_id: EndpointId, full: host_limits.Host | None
 
 
 def _recheck_s(endpoint: Endpoint) -> float:
-    """Return the seconds after which another worker may get the lease: a part of the time between two requests of all workers.
+    """Return the seconds after which another worker may get the lease; infinity if the endpoint has no rate.
 
-    A worker waits by its own share of the rate, while another worker may have its share free. Without a rate: infinity.
+    The result is a fraction of the time between two requests of all workers (CHECKS_PER_REQUEST). A worker waits by its own
+    share of the rate, while another worker may have its share free.
     """
     return math.inf if endpoint.max_per_second is None else 1 / (endpoint.max_per_second * CHECKS_PER_REQUEST)

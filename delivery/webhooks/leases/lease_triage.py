@@ -42,8 +42,8 @@ _PAUSE_REASONS = {
     EndpointStatus.DISABLED: retry_reasons.ENDPOINT_DISABLED,
 }
 Parts = Mapping[SkipReason | None, Sequence[int]]
-"""Places of an entry's events, by the SkipReason for which the events are skipped. Under None: the events to send. If the lease
-is given up, these events become dead letters instead."""
+"""Indexes of an entry's events in `RetryEntry.packed`, by the SkipReason for which the events are skipped. The events under the
+key None are to be sent. If the lease is given up, these events become dead letters instead."""
 
 
 class RegistryView(NamedTuple):
@@ -54,7 +54,7 @@ class RegistryView(NamedTuple):
     revision: Revision
     """The destination includes every change of the registry up to this revision."""
     max_age_s: float
-    """Seconds. The destination includes every change of the registry that is older than this."""
+    """Maximum age, in seconds, of a change of the registry that the destination may lack."""
 
 
 class ToAttempt(NamedTuple):
@@ -70,13 +70,13 @@ class ToRequeue(NamedTuple):
 
 
 class WasDelivered(NamedTuple):
-    """The endpoint accepted the entry's other events already. The events in `skipped` are still to be recorded as skipped."""
+    """The endpoint accepted the entry's events already, except those in `skipped`. These are now recorded as skipped."""
 
     skipped: Parts
 
 
 class ToEnd(NamedTuple):
-    """The entry ends without an attempt. Under a SkipReason its events are skipped; under None they become a dead letter."""
+    """The entry ends without an attempt. Events under a SkipReason are skipped; events under None become dead letters."""
 
     parts: Parts
 
@@ -105,7 +105,8 @@ class Disposition(NamedTuple):
     is_refusal: bool
     """True if a healthy endpoint refused the entry."""
     is_poison: bool = False
-    """True if `is_unhealthy`, but the failure may say more about the entry's events than about the endpoint (`is_poison`)."""
+    """True if the failure also counts as `is_unhealthy`, but may say more about the entry's events than about the endpoint (see
+    the function `is_poison`)."""
 
 
 def triage(lease: retry_messages.Lease, view: RegistryView, ended: completed_work.CompletedKeys, now_ms: int) -> Triage:
@@ -148,12 +149,14 @@ def settle(
     now_ms: int,
     rng: random.Random,
 ) -> Disposition:
-    """Return the decision about an attempted entry. `accepted_ms` is that of its Lease.
+    """Return the decision about an attempted entry.
 
     1. Accepted: delivered.
     2. Failed: postponed until the time that `backoff.next_attempt` returns.
     3. Failed, and `backoff.next_attempt` returns None: a dead letter. The endpoint has no schedule, or no wait of it is left,
        or the next attempt would come after the entry expires.
+
+    `accepted_ms` is the value in the entry's Lease: when the endpoint last accepted a request, as far as the shard knows.
     """
     error_class = attempt.error_class
     if error_class is None:
@@ -181,9 +184,14 @@ def settle(
 def is_poison(entry: retry_messages.RetryEntry, attempt: Attempt, accepted_ms: int) -> bool:
     """Return True if a failed `attempt` may say more about the entry's events (a poison message) than about the endpoint.
 
-    The entry's attempt before failed too, and a report or hint of `accepted_ms` says that the endpoint has accepted another
-    request since. Both attempts failed with a class in EVENT_DEPENDENT. After an acceptance by the endpoint, the shard ignores
-    the poison failures of one report only (`Window.apply_report`).
+    Three conditions hold together:
+    1. The entry's previous attempt failed too.
+    2. Both attempts failed with a class in EVENT_DEPENDENT.
+    3. A report or health hint from after the previous attempt says that the endpoint has accepted a request. `accepted_ms` is
+       the time of the last report or hint that says so.
+
+    After each acceptance by the endpoint, the shard leaves the poison failures of only one report out of its count
+    (`Window.apply_report`).
     """
     if not entry.history or attempt.error_class not in EVENT_DEPENDENT:
         return False
@@ -194,7 +202,7 @@ def is_poison(entry: retry_messages.RetryEntry, attempt: Attempt, accepted_ms: i
 def parts(
     lease: retry_messages.Lease, entry: retry_messages.RetryEntry, destination: registries.Destination
 ) -> dict[SkipReason | None, Sequence[int]]:
-    """Return the indexes of an entry's events by SkipReason. Under None: the events to send."""
+    """Return the indexes of an entry's events by the SkipReason for which to skip them. The key None has the events to send."""
     mode = lease_delivery.mode(entry)
     return revalidation.split_by_eligibility(entry, lease.endpoint_id, lease.customer_id, mode, destination)
 
@@ -229,9 +237,9 @@ def _decision(
 
 
 def _pause_reason(lease: retry_messages.Lease, endpoint: Endpoint | None) -> str | None:
-    """Return the reason for which nothing of a lease is attempted; None: the entries may be attempted.
+    """Return the reason for which nothing of a lease is attempted, or None if the entries may be attempted.
 
-    None also in three cases in which the endpoint's status does not matter:
+    The endpoint's status does not matter in three cases, so the result is None too:
     1. The lease is given up, and sends no request.
     2. The worker's registry lacks the endpoint.
     3. The endpoint's id belongs to another customer now, because the lease's own endpoint was deleted.
@@ -244,14 +252,14 @@ def _pause_reason(lease: retry_messages.Lease, endpoint: Endpoint | None) -> str
 def _may_be_newer(entry: retry_messages.RetryEntry, view: RegistryView, now_ms: int) -> bool:
     """Return True if the writer of the entry had a newer revision of the registry than this worker has.
 
-    False once the entry is older than `view.max_age_s`, even if the registry was restored from a backup and its revisions went
-    back.
+    Return False for an entry older than `view.max_age_s`, because the worker's registry then has all changes that the writer
+    had. Without this rule, entries would wait for ever after a restore from a backup that set the registry's revisions back.
     """
     return entry.revision > view.revision and now_ms - entry.since_ms < view.max_age_s * 1000
 
 
 def _wait_for_registry(entry: retry_messages.RetryEntry, now_ms: int) -> ToRequeue:
-    """Requeue an entry until this worker's registry is newer.
+    """Return the decision to requeue an entry that has to wait until this worker's registry is newer.
 
     The entry's next wait is as long as the time since `entry.since_ms`, but at least LOCAL_WAIT_S and at most MAX_BEHIND_S.
     """

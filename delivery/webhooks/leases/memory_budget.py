@@ -38,7 +38,7 @@ class MemoryBudget:
         return True
 
     def finish_task(self) -> None:
-        """Let the next task wait for memory again."""
+        """Let leases of the next task wait for memory again, after `wait_for_room` has returned False in this task."""
         self._is_exhausted = False
 
     def reserve(self, lease: retry_messages.Lease) -> int:

@@ -15,8 +15,9 @@ class WorkerSlots:
     """The slots of one worker's leases. A slot is room for one request in flight. Not thread-safe.
 
     An endpoint gets a slot only while it holds fewer slots than are free. So an endpoint holds at most half of the slots. Many
-    endpoints that respond slowly hold fewer each, and leave free slots for an endpoint that holds none. Of the endpoints that
-    wait, those with the fewest slots come first, and among these the one that has waited longest.
+    endpoints that respond slowly hold fewer slots each, and leave free slots for an endpoint that holds none. If several
+    endpoints wait, the endpoint with the fewest slots comes first. If several have equally few, the endpoint that has waited
+    longest comes first.
     """
 
     def __init__(self, slots: int) -> None:
@@ -33,7 +34,7 @@ class WorkerSlots:
 
     @contextlib.asynccontextmanager
     async def slot(self, endpoint_id: EndpointId, within_s: float) -> AsyncIterator[bool]:
-        """Hold a slot for a request to the endpoint in the block. Yield False if none comes free within `within_s` seconds."""
+        """Hold a slot for one request while the `with` block runs. Yield False if no slot comes free within `within_s`."""
         has_slot = self.has_room(endpoint_id)
         if has_slot:
             self._take(endpoint_id)
@@ -83,7 +84,10 @@ class WorkerSlots:
         self._give_free()
 
     def _change(self, endpoint_id: EndpointId, by: int) -> None:
-        """Change the number of slots that the endpoint holds. If it waits, put it behind the endpoints with as many slots."""
+        """Change the number of slots that the endpoint holds.
+
+        If a caller waits for the endpoint, put the endpoint behind all waiting endpoints with as many slots.
+        """
         self._held[endpoint_id] += by
         if endpoint_id in self._line:
             self._line.put(endpoint_id, self._held[endpoint_id])

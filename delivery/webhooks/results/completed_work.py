@@ -10,8 +10,9 @@ ended is not allowed. So only a record that itself ends a delivery counts, which
    count, because the retry lane has to deliver them. Dead letters do not count: a redrive after the dead letter makes the
    delivery due again. Only a comparison of clocks could tell which of the two came later.
 
-Attempts, dead letters and retry entries of a replay do not count. They end the replay, and not the delivery of the same event
-to the same subscription, which has the same key. The report of a lease counts, also if the lease has replays.
+Attempts, dead letters and retry entries of a replay do not count. A replay has the same key as the original delivery of the
+event to the subscription. These records end only the replay, and the original delivery may still be open. The report of a lease
+counts, also if the lease has replays.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from delivery.webhooks.retries import retry_messages, retry_records
 log = logging.getLogger(__name__)
 
 MAX_COMPLETED = 1_000_000
-"""Maximum of keys in the log of one lane, some 100 bytes each. Deliveries and leases beyond it are repeated."""
+"""Maximum of keys in the log of one lane. A key takes some 100 bytes of memory. Deliveries and leases beyond this maximum are
+repeated."""
 Key = bytes
 """Digest of 16 bytes that identifies a delivery or a lease. Short, because a log may have a million keys."""
 CompletedKeys = Container[Key]
@@ -56,7 +58,7 @@ def key(subscription_id: str, position: KafkaPosition) -> Key:
 
 
 def key_of_event(event: Event, subscription_id: SubscriptionId) -> Key:
-    """Return the key of the delivery of a parsed event by one subscription."""
+    """Return the key of a delivery: a parsed event that is due by one subscription."""
     record = event.record
     return key(subscription_id, KafkaPosition(record.topic, record.partition, record.offset))
 
@@ -70,7 +72,7 @@ def key_of_lease(endpoint_id: str, number: int, entries: int) -> Key:
 
 
 def key_of_packed(event: segment.Packed, subscription_id: SubscriptionId) -> Key:
-    """Return the key of the delivery of a packed event, alone or in a batch.
+    """Return the key of a delivery: a packed event, alone or in a batch, that is due by one subscription.
 
     A batch has no key of its own: a micro-batch that runs again may combine other events into a batch.
     """

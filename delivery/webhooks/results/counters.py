@@ -1,7 +1,7 @@
 """Count the results of a task for the driver's metrics. The driver adds the counters of all tasks.
 
-Runs in the executors and on the driver. Pure. Labels come from closed sets. Of the destinations and customers a bounded sample
-is kept, as digests (`outage_detection.Reachability`). So counters stay small after a million records. Counters name no tenant,
+Runs in the executors and on the driver. Pure. Counters stay small after a million records, because labels come from closed
+sets, and destinations and customers are a bounded sample of digests (`outage_detection.Reachability`). Counters name no tenant,
 endpoint or URL.
 """
 
@@ -19,7 +19,7 @@ from delivery.webhooks.scheduling import outage_detection
 from delivery.webhooks.sending.batch_payload import REJECTED
 
 NONE = "none"
-"""Label in place of a reason or an error class, for a success."""
+"""Label for a success, which has neither a reason nor an error class."""
 LATENCY_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, math.inf)
 """Upper bounds of the latency histogram, in seconds. Dense around the length of a micro-batch (0.3–5 s), and wide enough for a
 backlog."""
@@ -32,19 +32,19 @@ class Counters:
     records: int = 0
     """Records that a fast lane has handled, by its offset receipts."""
     deliveries: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Deliveries, by outcome and reason. NONE in place of a reason: delivered."""
+    """Deliveries, by outcome and reason. The reason of an accepted delivery is NONE."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Rejected records, by reason."""
     batches: Counter[str] = field(default_factory=Counter)
     """Batches with an attempt in the task, by the reason for which they were sent (LeaveReason)."""
     attempts: Counter[str] = field(default_factory=Counter)
-    """Attempts, by error class. NONE in place of an error class: accepted."""
+    """Attempts, by error class. The error class of an accepted attempt is NONE."""
     retries: int = 0
     """Attempts that were not the first of their delivery."""
     latencies: Counter[float] = field(default_factory=Counter)
     """Accepted deliveries, by the bucket (LATENCY_BUCKETS_S) of their latency: the time from Kafka's append to the response."""
     latency_sum_s: float = 0.0
-    """Sum of these latencies, in seconds."""
+    """Sum of the latencies of accepted deliveries, in seconds."""
     most_in_flight: int = 0
     """Most requests in flight at the same time from one lane in one worker process. `a + b` has the larger number."""
     reach: outage_detection.Reachability = outage_detection.NOTHING_ASKED

@@ -32,7 +32,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     name: str
     """The header's name."""
     value_base64: str
-    """The header's value, any bytes."""
+    """The header's value in base64. The value may be any bytes."""
 
 
 class LetterAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -111,7 +111,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sub_tenant_id: SubTenantId | None
     """Department of the tenant, where the event has one."""
     time: str
-    """When the event happened (RFC 3339), as its producer wrote it. Without a valid time: when Kafka appended the event."""
+    """When the event happened (RFC 3339), as its producer wrote it. If the producer gave no valid time: when Kafka appended the
+    event."""
     headers: list[Header]
     """Headers of the event's record."""
     payload_base64: str
@@ -120,8 +121,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempts_omitted: int = 0
     """Number of attempts before those in `attempts`. Since 2026-11-24."""
     attempts: list[LetterAttempt]
-    """The last attempts, the oldest first: at most eleven, or `delivery.max_attempts` if that is more. Fewer where the dead
-    letter would have more bytes than Kafka's default for a topic."""
+    """The last attempts, the oldest first: at most eleven, or `delivery.max_attempts` if that is more. There are fewer if the
+    dead letter would otherwise have more bytes than a Kafka topic takes by default."""
     attributes: dict[str, Attribute] | UnsetType = UNSET
     """The event's CloudEvents attributes that have no field here. Left out where there are none. Since 2026-11-24."""
     batch_webhook_id: str | UnsetType | None = UNSET
@@ -156,7 +157,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def payload_kind(self) -> Opaque | None:
-        """Return the form (text, bytes, or no payload) and the media type of a payload; None: the payload is JSON."""
+        """Return the form (text, bytes, or no payload) and the media type of the payload; return None for a JSON payload."""
         return Opaque(self.payload_form, self.datacontenttype or "") if self.payload_form else None
 
     def payload(self) -> bytes:

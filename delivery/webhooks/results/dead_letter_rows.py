@@ -34,10 +34,14 @@ def dead_letter(outcome: Outcome[Delivery], *, now_ms: int) -> DeadLetter:
 
 
 def dead_letters_of_batch(batch: BatchOutcome, *, now_ms: int) -> Iterator[DeadLetter]:
-    """Yield the dead letters of a batch: of all events if it was given up, of the rejected events if it was accepted.
+    """Yield the dead letters of a batch.
 
-    A dead letter has the `webhook-id` that its event has when it is sent alone. A batch that was skipped or postponed has no
-    dead letters. `now_ms` is the driver's time, in ms since the epoch.
+    1. The batch was given up: one for each event.
+    2. The batch was accepted: one for each event that the response rejected.
+    3. The batch was skipped or postponed: none.
+
+    A dead letter has the `webhook-id` that its event has when it is sent alone. `now_ms` is the driver's time, in ms since the
+    epoch.
     """
     outcome, delivery = batch.outcome, batch.outcome.delivery
     if outcome.kind in {OutcomeKind.SKIPPED, OutcomeKind.POSTPONED}:
@@ -132,7 +136,10 @@ def _letter_attempt(attempt: Attempt) -> LetterAttempt:
 
 
 def headers_of(record: Record, max_bytes: int | None = None) -> list[Header]:
-    """Return the first headers of a record that fit into `max_bytes`, with values in base64. `max_bytes` None: all headers."""
+    """Return the first headers of a record that fit into `max_bytes`, with values in base64.
+
+    If `max_bytes` is None, return all headers.
+    """
     kept, size = [], 0
     for name, value in record.headers:
         size += parsing.header_bytes(name, value)

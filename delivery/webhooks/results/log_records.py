@@ -34,8 +34,8 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="
     customer_id: str
     """Owner of the endpoint."""
     mode: str = DeliveryMode.DIRECT.value
-    """Delivery mode of the endpoint, `direct` or `batch`. Offset receipts with this `lane` count the due deliveries. Since
-    2026-11-21."""
+    """Delivery mode of the endpoint, `direct` or `batch`. Offset receipts whose `lane` has this value count these deliveries as
+    due. Since 2026-11-21."""
     entries: list[Entry]
     """One entry for each attempt; one entry for a delivery or a batch without an attempt; or one entry for each redriven dead
     letter. Since 2026-11-29, an entry of a batch that would have more than 900,000 bytes is divided: each part has some of the
@@ -64,8 +64,8 @@ class OffsetReceipt(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_fie
     due: int
     """Number of deliveries in the mode `lane` that were due by the records of the run, whatever their outcome."""
     unconfirmed: bool | UnsetType = UNSET
-    """True if Kafka may have lacked results of the run when the lane wrote the receipt. The direct and the batch lane set it,
-    because they write results and receipts together. Since 2026-11-26."""
+    """True if Kafka may not have had all results of the run when the lane wrote the receipt. The direct and the batch lane set
+    this field, because they write results and receipts together. Since 2026-11-26."""
 
 
 AttemptsRecord: TypeAlias = LogRecord | OffsetReceipt
@@ -113,9 +113,9 @@ def encode(record: AttemptsRecord) -> bytes:
 
 
 def decode(written: bytes) -> AttemptsRecord | None:
-    """Return a record of the attempts topic, without entries of unknown kinds. None: the record is of an unknown kind.
+    """Return a record of the attempts topic, without entries of unknown kinds; return None for a record of an unknown kind.
 
-    Raise msgspec.DecodeError if the job cannot have written the record.
+    A later version of the platform may write other kinds. Raise msgspec.DecodeError if the job cannot have written the record.
     """
     try:
         return _records.decode(written)
@@ -124,7 +124,7 @@ def decode(written: bytes) -> AttemptsRecord | None:
 
 
 def receipt_of(written: bytes) -> OffsetReceipt | None:
-    """Return the OffsetReceipt in a record of the attempts topic. None: the record is no OffsetReceipt.
+    """Return the OffsetReceipt in a record of the attempts topic, or None if the record is no OffsetReceipt.
 
     Only receipts are decoded. A call takes 0.2 µs for a LogRecord of 20 entries, and a call of `decode` 22 µs. Raise
     msgspec.DecodeError if the job cannot have written the receipt.
@@ -133,7 +133,7 @@ def receipt_of(written: bytes) -> OffsetReceipt | None:
 
 
 def _decode_known_kinds(written: bytes) -> LogRecord | None:
-    """Return a LogRecord without its entries of unknown kinds. None: the record is of an unknown kind.
+    """Return a LogRecord without its entries of unknown kinds, or None if the record is of an unknown kind.
 
     Called for a record that `decode` cannot read as a whole. Raise msgspec.DecodeError if unknown kinds are not the cause.
     """

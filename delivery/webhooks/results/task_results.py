@@ -21,9 +21,9 @@ from delivery.webhooks.sending.batch_payload import BatchDelivery
 class Results:
     """The results of some records of a task, or of background attempts.
 
-    A task makes several Results. In the direct and batch lanes, the last one also has the task's totals: the fields that
-    `final_results` sets. In the real-time lane, such a Results ends each slice, with the totals of the slice. In the retry
-    lane, the `most_in_flight` and `gone` of each Results are of the time since the previous Results.
+    A task makes several Results. In the direct and batch lanes, the last Results also has the task's totals: the fields that
+    `final_results` sets. In the real-time lane, the last Results of each slice has the totals of the slice. In the retry lane,
+    `most_in_flight` and `gone` of each Results are of the time since the previous Results.
     """
 
     outcomes: list[Outcome[Delivery]] = field(default_factory=list)
@@ -58,7 +58,8 @@ class Results:
     invalid_times: int = 0
     """Events whose time was no RFC 3339 time, and was replaced (`source.invalid_time`)."""
     paused: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """By topic and partition that the task has paused: offset of the record that waits for its schema (`routing.intake`)."""
+    """The partitions that the task has paused, by topic and number. For each, the offset of the first record that waits for its
+    schema (`routing.intake`)."""
 
 
 def final_results(dispatcher: dispatch.Dispatcher[Any], **fields: Any) -> Results:

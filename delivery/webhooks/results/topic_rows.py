@@ -37,7 +37,8 @@ MAX_REJECTED_BYTES = 64 * 1024
 it whole. A record without another copy is not cut."""
 
 MAX_DETAIL_CHARS = 1000
-"""Most characters of a rejected record's detail. A longer one is cut: a record that Kafka refuses would stop the lane."""
+"""Most characters of a rejected record's detail. A longer detail is cut, because a record that Kafka refuses would stop the
+lane."""
 
 MAX_ROW_BYTES = 256 * 1024
 """Most bytes of log entries in one record; a larger entry has a record of its own. Far below Kafka's 1 MiB, and enough to share
@@ -100,7 +101,7 @@ def rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[TopicRow]
 
 
 def report_rows(reports: Iterable[retry_messages.Report], topics: Topics) -> Iterator[TopicRow]:
-    """Yield the Kafka records of the retries topic from which the shards read the results of ended leases."""
+    """Yield Kafka records with the reports of ended leases, for the retries topic, where the shards read the reports."""
     for report in reports:
         yield from _retry_rows(report.endpoint_id, retry_messages.encoded(report), topics)
 
@@ -151,9 +152,12 @@ def completion_rows(ended: Collection[background_attempts.BackgroundResult], top
 def health_hint_rows(results: Results, topics: Topics, *, now_ms: int) -> Iterator[TopicRow]:
     """Yield the Kafka records that tell the retry lane which endpoints accepted a request, and which did not.
 
-    For results of the direct, batch and real-time lane. A delivery that is given up leaves no retry entry. If its reason is in
-    `window.NOT_ACCEPTED`, a record says that the endpoint did not accept a request. For an endpoint in `results.accepting` a
-    record says only that the endpoint accepted one. The caller writes these records after those of `deferral_rows`.
+    For results of the direct, batch and real-time lane. The caller writes these records after those of `deferral_rows`. Two
+    kinds of endpoints get a record:
+    1. Endpoints in `results.accepting`: the record says that the endpoint accepted a request.
+    2. Other endpoints with a delivery that was given up for a reason in `window.NOT_ACCEPTED`: the record says that the
+       endpoint did not accept a request. This delivery leaves no retry entry, from which the retry lane would learn of the
+       failure.
     """
     accepts: dict[_EndpointKey, bool] = {}
     for outcome in itertools.chain[Outcome[Any]](results.outcomes, (batch.outcome for batch in results.batches)):
@@ -199,7 +203,10 @@ def _log(results: Results) -> _Log:
 
 
 def _encoded_entries(batch: BatchOutcome) -> Iterator[bytes]:
-    """Yield the encoded log entries of a batch; of each half of its events if an entry would exceed MAX_ENTRY_BYTES."""
+    """Yield the encoded log entries of a batch.
+
+    If an entry would exceed MAX_ENTRY_BYTES, divide the batch's events, and yield separate entries for each half.
+    """
     encoded = list(map(log_records.encode_entry, log_rows.entries_of_batch(batch)))
     if len(batch.outcome.delivery.events) > 1 and max(map(len, encoded)) > MAX_ENTRY_BYTES:
         for half in log_rows.halves(batch):

@@ -22,17 +22,18 @@ from delivery.webhooks.state import segment_store
 LEASED_POLL_MS = 1000
 """Milliseconds between two wake-ups of the retry lane while a lease waits for its report."""
 COMPLETED_KEPT_MS = 660_000
-"""Milliseconds for which the completion of a background attempt is kept while its retry entry has not arrived. A worker may
-wait for Kafka up to `delivery.timeout.ms` (sink.DELIVERY_TIMEOUT_MS: 600 s) before it writes the entry. Meanwhile another
-thread may write the completion, if the completion's partition is available. The rest, a minute, is for a busy retry lane. A
-completion takes 27 bytes, less than the entry of the same attempt would take."""
+"""Milliseconds for which a shard remembers a completion: the message that a background attempt has ended. The shard waits for
+the retry entry of this attempt, to drop the entry when it arrives. A worker may wait for Kafka up to `delivery.timeout.ms`
+(sink.DELIVERY_TIMEOUT_MS: 600 s) before it writes the entry. Meanwhile another thread may write the completion, if the
+completion's partition is available. The remaining minute is for a busy retry lane. A completion takes 27 bytes, less than the
+entry would take."""
 
 
 class EndpointState(msgspec.Struct, array_like=True):
     """The retry state of one endpoint: its window, its FIFOs, the totals of its waiting events, and its background attempts.
 
-    The entries themselves are in segments. Those that wait in the timer wheel are counted here, and the wheel is in the shard's
-    index (`RetryIndex.buckets`).
+    The entries themselves are in segments. Entries in the timer wheel count in these totals too. The timer wheel is in the
+    shard's index (`RetryIndex.buckets`).
     """
 
     window: Window = msgspec.field(default_factory=Window)
@@ -43,18 +44,19 @@ class EndpointState(msgspec.Struct, array_like=True):
     fifos: dict[str | None, fifo.Fifo] = {}
     """FIFOs by order key. The key None has the entries without an order key. Some of these wait in the timer wheel."""
     background: dict[bytes, tuple[int, int]] = {}
-    """Number and bytes of the events of each entry in the timer wheel whose background attempt is in flight, by the attempt's
-    name."""
+    """The background attempts in flight, by name. For each attempt: how many events its entry in the timer wheel has, and their
+    bytes."""
     completed: dict[bytes, int] = {}
-    """When the shard read the completion of a background attempt without an entry in the timer wheel, by the attempt's name.
-    Either the attempt's entry has not arrived yet, because a worker writes entry and completion on two threads. Or the entry
-    has left the timer wheel, and is retried already."""
+    """The completed background attempts without an entry in the timer wheel, by name. For each attempt: when the shard read its
+    completion. Either the attempt's entry has not arrived yet, because a worker writes entry and completion on two threads. Or
+    the entry has left the timer wheel, and is retried already."""
 
     def free_slots(self, policy: ShardPolicy) -> int:
         """Return how many more requests to the endpoint may begin. 0 or less: none.
 
-        The number is the window, at most `max_lease_entries`, minus the requests of leased entries. A leased entry counts as
-        one request. The entries of a lease with an order key count as one together, because they are sent one after another.
+        The number is the window, at most `max_lease_entries`, minus the requests of leased entries. Each leased entry without
+        an order key counts as one request. All entries of a lease with an order key count as one request together, because they
+        are sent one after another.
         """
         in_flight = sum(line.leased if key is None else 1 for key, line in self.fifos.items() if line.leased)
         return min(self.window.size, policy.max_lease_entries) - in_flight
@@ -111,7 +113,7 @@ class EndpointState(msgspec.Struct, array_like=True):
     def forget_background_attempt(self, due: retry_messages.RetryEntry) -> None:
         """Stop tracking the background attempt that was in flight when an entry was postponed.
 
-        The timer wheel has returned the entry, and it is retried now. The attempt must not have completed.
+        Called when the timer wheel has returned the entry for its retry. The background attempt must not have completed.
         """
         if due.background_attempt is not None:
             del self.background[due.background_attempt]
@@ -205,9 +207,9 @@ def index_entry(state: EndpointState, policy: ShardPolicy, now_ms: int) -> Index
 
 
 def decoded(entry: IndexEntry | None, now_ms: int) -> EndpointState:
-    """Return the state of an endpoint from its index entry. `entry` None: the index has no entry; return a new state.
+    """Return the state of an endpoint from its index entry; return a new state if `entry` is None.
 
-    If the endpoint has no retry entries, its window is reset once `known_until_ms` has passed. The reset keeps only some times
+    If the endpoint has no retry entries, and `known_until_ms` has passed, its window is reset. The reset keeps only some times
     (Window.without_report).
     """
     if entry is None:

@@ -3,8 +3,9 @@
 Runs in the executors. Pure: the caller passes `now_ms`.
 
 A lease gives the first entries of a FIFO to a worker. A FIFO has one lease at a time. Leased entries stay in place until the
-lease's report has the result of each entry. So a lease that expires, or whose endpoint is paused, disabled or quarantined,
-rewrites nothing: its entries are still in front. Entries without an order key that are not due yet wait in the timer wheel.
+lease's report has the result of each entry. If a lease expires, or if its endpoint is paused, disabled or quarantined, no entry
+has to be written again: the entries are still in front. Entries without an order key that are not due yet wait in the timer
+wheel.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class Fifo(msgspec.Struct, array_like=True, gc=False):
     def bring_forward(self, owner: str, store: segment_store.SegmentStore, search: resends.Search, now_ms: int) -> int:
         """Make the entries of resent deliveries due now, each in its place. Return the number of entries that were read.
 
-        `owner` is the endpoint's key. `search` has the resends, and remembers those whose delivery waits here. No further slice
-        is read once `search` has read its maximum of bytes.
+        `owner` is the endpoint's key. `search` has the resends, and remembers each resend whose delivery waits in this FIFO. No
+        further slice is read once `search` has read its maximum of bytes.
         """
         read = 0
         for slice_ in list(self.slices):

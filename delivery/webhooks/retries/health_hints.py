@@ -2,11 +2,12 @@
 
 Runs in the executors; `report_interval_s` also on the driver. Pure, except for random intervals: the caller passes the time.
 
-The retry lane reports endpoints that accept nothing, and the driver disables these endpoints. The other lanes report deliveries
-that an endpoint did not accept: by retry entries, or by hints if these deliveries are given up. A report for each success would
-cost as much as the delivery's own record. So the retry lane names the endpoints that failed last, as far as it knows, and each
-worker reports the next acceptance of these endpoints. An endpoint that accepts some events and refuses others is then known to
-be healthy (`lease_triage.is_poison`).
+The driver disables an endpoint that accepts nothing for a long time in any lane. The retry lane reports these endpoints to the
+driver, so the other lanes must report failures and acceptances to the retry lane. They report failures by retry entries, or by
+hints if the deliveries are given up. A hint for each acceptance would cost as much as the delivery's own record. So the retry
+lane names the endpoints that have accepted nothing since their last failure (watched endpoints). Each worker reports the next
+acceptance by a watched endpoint. An endpoint that accepts some events and refuses others is then known to be healthy
+(`lease_triage.is_poison`).
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ SHARE = 1 / 8
 """Longest interval between two hints of a worker about an endpoint that accepts requests, as a share of
 `retry.disable_after_s`, if the worker does not know which endpoints are watched."""
 WATCHED_S = 1.0
-"""Longest interval between two hints of a worker about a watched endpoint, in seconds. With the default intervals, each
-micro-batch of the retry lane then has a hint: an acceptance excuses one report of failures (`Window._forgiven`)."""
+"""Longest interval, in seconds, between two hints of a worker about a watched endpoint, if the driver names one or two watched
+endpoints. For more endpoints see EACH_S. A watched endpoint has accepted no request since its last failure, as far as the retry
+lane knows. With the default settings, each micro-batch of the retry lane then has a hint. After each hint, the retry lane
+leaves the poison failures of one report out of its count (`Window._forgiven`)."""
 EACH_S = 0.5
-"""The interval between two hints about an endpoint is at least this many seconds for each watched endpoint."""
+"""Seconds that each watched endpoint adds to the longest interval between two hints about one endpoint: with 20 watched
+endpoints, the longest interval is 10 s. So the number of hints a second hardly depends on the number of watched endpoints."""
 MAX_PER_S = 10.0
-"""Most hints of a worker in a second, if the worker knows the watched endpoints. An acceptance beyond that is not reported, and
-a later one of the same endpoint is."""
+"""Most hints of a worker in a second, if the worker knows the watched endpoints. An acceptance beyond this bound is not
+reported. A later acceptance by the same endpoint is reported instead."""
 SHORTEST = 0.5
 """Shortest interval between two hints, as a share of the longest interval. Intervals are random between the two, so that hints
 of many endpoints do not stay in step."""
@@ -70,8 +74,9 @@ class Acceptances:
     def watch(self, endpoints: frozenset[EndpointId] | None) -> None:
         """From now on, report only `endpoints`, and endpoints that failed in this worker.
 
-        `endpoints` are those whose next acceptance the retry lane needs to know. An endpoint that is new among them is reported
-        at its next acceptance. None: the worker does not know these endpoints, and reports all.
+        The retry lane needs to know the next acceptance by each of `endpoints`. An endpoint that was not named at the last call
+        is reported at its next acceptance, without a wait. If `endpoints` is None, the worker does not know these endpoints,
+        and reports all.
         """
         if endpoints is not None:
             for endpoint_id in endpoints - (self._watched or frozenset()):
@@ -79,7 +84,7 @@ class Acceptances:
         self._watched = endpoints
 
     def to_report(self, accepted: Iterable[Endpoint], failed: Iterable[EndpointId], now: float) -> list[Endpoint]:
-        """Return those of the `accepted` endpoints that are to be reported now, and count them as reported.
+        """Return the endpoints in `accepted` that are to be reported now, and count them as reported.
 
         `accepted` and `failed` have the endpoints that accepted or failed a request since the last call. `now` is monotonic, in
         seconds.

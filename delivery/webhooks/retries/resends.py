@@ -17,9 +17,9 @@ from delivery.webhooks.batching import segment
 from delivery.webhooks.retries import retry_messages
 
 MAX_SEARCHED_BYTES = 128 * 1024 * 1024
-"""Maximum of bytes of waiting entries that a shard reads in a micro-batch to find resent deliveries. These are some 250,000
-entries with payloads of 300 bytes. To search them takes 0.15 s of CPU. If the waiting entry of a resend is beyond the maximum,
-the resend and the entry are both delivered."""
+"""Maximum of bytes of waiting entries that a shard reads in a micro-batch to find resent deliveries: some 250,000 entries with
+payloads of 300 bytes, which take 0.15 s of CPU. If the waiting entry of a resend is beyond the maximum, the search misses it.
+The delivery is then sent twice, by the resend and by the entry."""
 
 
 class DeliveryKey(NamedTuple):
@@ -96,10 +96,10 @@ class Search:
         return True
 
     def results(self, owner: str) -> tuple[list[retry_messages.RetryEntry], list[retry_messages.RetryEntry]]:
-        """Return the entries of resends to an endpoint in two lists: those to deliver, and those to skip.
+        """Return the entries of resends to an endpoint in two lists: entries to deliver, and entries to skip.
 
-        `owner` is one of `owners`. If `finds` was True for a delivery, all its resends are skipped. Otherwise the first is
-        delivered, and the others are skipped.
+        `owner` is one of `owners`. If `finds` was True for a delivery, all its resends are skipped. Otherwise the first resend
+        of the delivery is delivered, and all later resends are skipped.
         """
         to_deliver, waits_already = [], []
         for key, entries in self._resent[owner].items():

@@ -64,14 +64,14 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Replay that asked for the delivery. Null: the delivery was due. Since 2026-11-21."""
     background_attempt: bytes | None = None
     """Name of the background attempt that was in flight when the entry was written. A Postponed record with this name in
-    `settled` says that the attempt has completed. Null: there is none. Since 2026-11-22."""
+    `settled` says that the attempt has completed. Null: no attempt was in flight. Since 2026-11-22."""
     revision: Revision = NO_REVISION
-    """Newest revision of the registry that the writing worker had used: the delivery became due by it or an earlier one. A
-    worker with an older revision may not know the endpoint yet. 0: unknown. Since 2026-11-23."""
+    """Newest revision of the registry that the writing worker had used. The delivery became due by this revision or an earlier
+    one. A worker with an older revision may not know the endpoint yet. 0: unknown. Since 2026-11-23."""
 
     @property
     def size(self) -> int:
-        """Return the bytes of the events. To bound memory, take `written_bytes`: an attempt history may have more bytes."""
+        """Return the number of bytes of the events. An attempt history may have more: to bound memory, take `written_bytes`."""
         return sum(map(len, self.packed))
 
     @property
@@ -97,12 +97,13 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return self if self.again_at_ms <= now_ms else msgspec.structs.replace(self, again_at_ms=now_ms)
 
     def wakes_at_ms(self, behind_ms: int, now_ms: int) -> int:
-        """Return when the entry's wait ends, in ms since the epoch: at `again_at_ms`, or at `expires_ms` if that is sooner.
+        """Return when the entry's wait ends, in ms since the epoch.
 
-        An entry with a background attempt does not expire during this wait, because the endpoint may accept the attempt. A
-        shard that is `behind_ms` behind in the retries topic reads the attempt's completion that much later. So this entry
-        waits `behind_ms` longer. The shard may catch up earlier, so the longer wait ends LAG_CHECK_MS after `now_ms` at the
-        latest, but not before `again_at_ms`. If the shard is still behind then, the caller lets the entry wait again.
+        1. An entry without a background attempt waits until `again_at_ms`, or until `expires_ms` if that is sooner.
+        2. An entry with a background attempt waits until `again_at_ms` plus `behind_ms`, and does not expire meanwhile: a shard
+           that is `behind_ms` behind in the retries topic reads the attempt's completion that much later. The shard may catch
+           up sooner, so the wait ends LAG_CHECK_MS after `now_ms` at the latest, but not before `again_at_ms`. The caller then
+           checks the lag again.
         """
         if self.background_attempt is not None:
             return min(self.again_at_ms + behind_ms, max(self.again_at_ms, now_ms + LAG_CHECK_MS))
@@ -173,7 +174,7 @@ class Postponed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="pos
     ) -> Self:
         """Return a message which says that the background attempts named in `settled` have completed.
 
-        `accepted` True: the endpoint accepted at least one of these attempts. The message then has the health hint `accepts`.
+        If the endpoint accepted at least one of these attempts (`accepted`), the message also has the health hint `accepts`.
         """
         return cls(endpoint_id, customer_id, [], settled, True if accepted else None)
 
@@ -261,15 +262,16 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     number: int
     """Number of the lease in its shard, which its report names. 0: no report is expected, because `given_up` is set."""
     given_up: str | None
-    """None: the entries are attempted. NO_ROOM or EXPIRED of `retry_reasons`: the entries become dead letters for this reason,
-    without an attempt. Events whose subscription was deleted or paused, for example, are skipped instead.
-    SkipReason.BROUGHT_FORWARD: the entries are skipped for this reason."""
+    """Why the entries end without an attempt. None: the entries are attempted. With NO_ROOM or EXPIRED of `retry_reasons`, the
+    entries become dead letters for this reason, except events that are skipped, for example because their subscription was
+    deleted or paused. With SkipReason.BROUGHT_FORWARD, all entries are skipped."""
     entries: list[RetryEntry]
     is_probe: bool = False
     """True if the endpoint's last report had only failures, or if the endpoint has not recovered from a back-off
     (Window.is_degraded). A further failure then says nothing about our network."""
     accepted_ms: int = 0
-    """Time of the last report or health hint after which the endpoint had accepted a request. 0: unknown. Since 2026-11-29."""
+    """Time of the last report or health hint which says that the endpoint has accepted a request. 0: unknown. Since
+    2026-11-29."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -319,7 +321,7 @@ def new_entry(
 
 
 def delivery_entry(outcome: Outcome[Delivery], *, now_ms: int, revision: Revision = NO_REVISION) -> RetryEntry:
-    """Return the retry entry of a postponed delivery. `revision`: the newest that the worker has used."""
+    """Return the retry entry of a postponed delivery. `revision` is the newest registry revision that the worker has used."""
     delivery = outcome.delivery
     packed = [segment.item(delivery.event, now_ms).packed]
     subscription_ids = [delivery.subscription.subscription_id]
@@ -331,7 +333,7 @@ def batch_entry(
 ) -> RetryEntry:
     """Return the retry entry of a postponed batch, whose events are `packed`.
 
-    `revision`: the newest revision of the registry that the worker has used.
+    `revision` is the newest revision of the registry that the worker has used.
     """
     batch = outcome.delivery
     return _entry(outcome, list(packed), batch.subscription_ids, batch.left_by, None, now_ms=now_ms, revision=revision)

@@ -30,7 +30,7 @@ class RetryRecord(NamedTuple):
 def records(key: bytes, written: bytes, headers: tuple[tuple[str, bytes], ...] = ()) -> Iterator[RetryRecord]:
     """Yield the record of an encoded message with `headers`, then its padding: a record without a value per full PADDED_BYTES.
 
-    All have the same key, and so go to the same partition.
+    All these records have the same key, so they go to the same partition.
     """
     yield RetryRecord(key, written, headers)
     yield from itertools.repeat(RetryRecord(key, None), len(written) // PADDED_BYTES)

@@ -9,9 +9,11 @@ from delivery.webhooks.state import backlog
 def of(decision: shard_scheduler.LeaseDecision, now_ms: int) -> backlog.ShardBacklog:
     """Return the backlog of a shard after a decision.
 
-    `suppressed` has the suppressed endpoints for which entries without an order key wait. `failing` has the endpoints that
-    this decision, made at `now_ms`, found failing. The driver wakes the lane `look_ahead_ms` before `due_ms`. So `due_ms` is
-    `look_ahead_ms` after the time at which a waiting entry next needs a decision. `due_ms` None: no entry waits.
+    `suppressed` has the suppressed endpoints for which entries without an order key wait. `failing` has the endpoints that this
+    decision, made at `now_ms`, found failing. `watched` has the endpoints that accepted no request since their last failure.
+
+    The driver wakes the lane `look_ahead_ms` before `due_ms`, but the retry lane needs no look-ahead. So `due_ms` is the time
+    of the next decision about a waiting entry, plus `look_ahead_ms`. `due_ms` is None if no entry waits.
     """
     events = size = 0
     suppressed, failing, watched = set(), set(), set()

@@ -78,7 +78,7 @@ def encoded(index: RetryIndex) -> bytes:
 
 
 def decoded(written: bytes | None) -> RetryIndex:
-    """Return the index of a shard from its bytes; an empty index for a new shard, which has None.
+    """Return the index of a shard from its bytes. If `written` is None, the shard is new: return an empty index.
 
     Raise StateUnreadable if a newer version wrote the bytes; msgspec.MsgspecError or UnicodeDecodeError if they are no index.
     """
@@ -101,9 +101,9 @@ def decide(
     """Decide once for a shard: return the leases and the changes of its state. `index` is changed in place.
 
     Called in each micro-batch. `messages` are those of the shard's records in the retries topic, in the topic's order. `read`
-    returns the segment with a number. Messages that were written after `now_ms - behind_ms` may be unread. `look_ahead_ms` is
-    only for `shard_backlog.of`: no entry is leased before it is due. A second run with the same arguments makes the same
-    decision. Raise StateUnreadable, msgspec.MsgspecError or UnicodeDecodeError if a segment is unreadable.
+    returns the bytes of the segment with a given number. Messages that were written after `now_ms - behind_ms` may be unread.
+    `look_ahead_ms` is only for `shard_backlog.of`: no entry is leased before it is due. A second run with the same arguments
+    makes the same decision. Raise StateUnreadable, msgspec.MsgspecError or UnicodeDecodeError if a segment is unreadable.
     """
     decision = LeaseDecision(index=index, policy=policy, look_ahead_ms=look_ahead_ms)
     return _Scheduler(decision, read, now_ms, behind_ms, bounds).decide(list(messages))
@@ -160,9 +160,11 @@ class _Scheduler:
                     endpoint.complete(name, self._now_ms)
 
     def _wake_due(self) -> None:
-        """Move due entries from the timer wheel to the end of their FIFO. Drop those whose background attempt has completed.
+        """Move due entries from the timer wheel to the end of their FIFO.
 
-        An entry whose completion may be unread goes back into the timer wheel.
+        1. The entry's background attempt has completed: drop the entry.
+        2. The attempt's completion may still be unread, because the shard is behind: put the entry back into the timer wheel.
+        3. Otherwise move the entry.
         """
         unread: list[tuple[str, EndpointState, RetryEntry]] = []
         for timer_entry in timer_wheel.remove_due(self._index.buckets, self._store, self._now_ms, self._bounds.max_due_bytes):
@@ -265,9 +267,9 @@ class _Scheduler:
 
         1. The endpoint is paused, disabled or quarantined: all entries stay where they are.
         2. An entry that is not requeued has ended.
-        3. An entry with an order key goes back to the front of its FIFO. So does an entry without an attempt in this lease,
-           unless it waits for a newer registry.
-        4. Any other entry goes into the timer wheel, or to the end of its FIFO if it is due.
+        3. A requeued entry goes back to the front of its FIFO in two cases: it has an order key, or it had no attempt in this
+           lease and does not wait for a newer registry.
+        4. Any other requeued entry goes into the timer wheel, or to the end of its FIFO if it is due.
         """
         self._decision.changed = True
         key = endpoint_state.key(report.customer_id, report.endpoint_id)
@@ -327,7 +329,10 @@ class _Scheduler:
                 slots[key] -= min(leased, 1) if is_ordered else leased
 
     def _lease_first(self, key: str, order_key: str | None, most: int) -> int:
-        """Lease a FIFO's first due entries: at most `most`, together `max_lease_bytes`, or one larger. Return their number."""
+        """Lease a FIFO's first due entries; return their number.
+
+        The lease has at most `most` entries, and at most `max_lease_bytes`. A larger first entry is leased alone.
+        """
         endpoint = self._open[key]
         line = endpoint.fifos[order_key]
         entries = line.ready(self._store, most, self._now_ms, max_bytes=self._bounds.max_lease_bytes)
@@ -350,7 +355,7 @@ class _Scheduler:
         self._decision.leases.append(retry_messages.encoded(lease))
 
     def _write(self) -> None:
-        """Put new and removed segments into `_decision`. Store decoded endpoints in the index; remove those without state."""
+        """Put new and removed segments into `_decision`. Store decoded endpoints in the index; drop endpoints without state."""
         for endpoint in self._open.values():
             endpoint.prune(self._now_ms)
         decision = self._decision

@@ -24,7 +24,8 @@ FINEST = 10
 """Log2 of the width of the narrowest bucket, in ms. The entries of such a bucket are due within about a second of each other.
 These entries are returned together when the last one is due."""
 MAX_DUE_BYTES = 16 * 1024 * 1024
-"""Maximum of bytes that one decision takes out of buckets. Entries beyond it stay due, and the next decision comes at once."""
+"""Maximum of bytes that one decision takes out of buckets. All other due entries stay due, and the next decision comes at
+once."""
 
 
 class TimerEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -54,7 +55,8 @@ class Bucket(msgspec.Struct, array_like=True, gc=False):
 
 
 Buckets = dict[int, Bucket]
-"""Buckets by key. The key is the time at which the bucket begins, in ms, plus the log2 of the bucket's width in ms."""
+"""Buckets by key. The key is the time at which the bucket begins, in ms, plus the log2 of the bucket's width in ms. The sum is
+unique, because a bucket begins at a multiple of its width."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(TimerEntry)
@@ -79,8 +81,8 @@ def remove_due(
 
     An entry in a bucket of the narrowest width (FINEST) is yielded when the last entry of this bucket is due.
 
-    The entries of an opened bucket that are not due move to narrower buckets. They move when the iterator ends, because it may
-    still read the narrower buckets. So the caller must exhaust the iterator.
+    The entries of an opened bucket that are not due move to narrower buckets. They move when the iterator ends, because the
+    iterator may still have to read these buckets. So the caller must exhaust the iterator.
     """
     room = max_bytes
     not_due: list[TimerEntry] = []

@@ -1,4 +1,4 @@
-"""Decide how many requests of the retry lane may be in flight to one endpoint, and how long none is sent (back-off).
+"""Decide how many requests of the retry lane may be in flight to an endpoint, and how long it gets no request (back-off).
 
 Runs in the executors. Pure: reports and `now_ms` in. The window is the number of requests that may be in flight, as in TCP.
 
@@ -25,10 +25,10 @@ order key wait."""
 NEVER_MS = 2**62
 """A time that never comes, in ms since the epoch."""
 KNOWLEDGE_MS = 60_000
-"""Milliseconds for which the retry lane's own knowledge of an endpoint counts as new. This time begins with the report of a
-lease, or with a back-off after a deferral, but not before `Window.backoff_until_ms`. It ends at `Window.known_until_ms`. Until
-then, deferrals by other lanes start no back-off, because the reasons of the deferrals may be older than a recovery of the
-endpoint. The window of an endpoint without entries is kept at least as long."""
+"""Milliseconds for which the retry lane trusts its own knowledge of an endpoint more than deferrals by other lanes. Until then,
+deferrals start no back-off, because their reasons may be older than a recovery of the endpoint. The time begins with the report
+of a lease, or with a back-off after a deferral, but not before `Window.backoff_until_ms`. It ends at `Window.known_until_ms`.
+The window of an endpoint without entries is kept at least until then."""
 RECENT_FAILURE_MS = 60_000
 """Milliseconds after an endpoint's last failure in which the shard may report the endpoint as failing."""
 BLOCKED = frozenset({retry_reasons.ENDPOINT_PAUSED, retry_reasons.ENDPOINT_DISABLED, retry_reasons.ENDPOINT_QUARANTINED})
@@ -40,9 +40,9 @@ NOT_ACCEPTED = circuit_breaker.UNHEALTHY | circuit_breaker.REFUSED
 """Error classes of attempts that the endpoint did not accept, whether it is healthy or not."""
 
 MAX_SILENCE = 0.5
-"""Longest time between two failures that counts as failing, as a share of `disable_after_s`. A longer silence, as after a stop
-of the job, starts the failing time again, because nothing was sent meanwhile. A time up to the longest probe interval plus a
-lease timeout always counts as failing."""
+"""Longest time between two failures through which an endpoint counts as failing, as a share of `disable_after_s`. After a
+longer silence, such as a stop of the job, the failing time begins again at the next failure, because nothing was sent
+meanwhile. The bound is never shorter than the longest probe interval plus a lease timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +57,15 @@ class ShardPolicy:
     """Maximum of events of one endpoint that may wait in the retry lane. See `admits`."""
     disable_after_s: float = 432_000.0
     lease_timeout_s: float = 120.0
-    """Seconds after which a lease without a report expires, from the first decision after the lease on. The entries of the
-    lease are then leased again. A worker reports earlier, and requeues the entries that it did not attempt. The lease of a
-    shard that is behind in the retries topic expires that much later."""
+    """Seconds until a lease without a report expires, counted from the first decision after the lease. The entries of the lease
+    are then leased again. A worker reports earlier, and requeues the entries that it did not attempt. If the shard is behind in
+    the retries topic, the lease expires later, by the time that the shard is behind."""
 
     def admits(self, reason: str, events: int) -> bool:
         """Return True if an entry with this `reason` may wait, and `events` events of its endpoint then wait with it.
 
         1. Redriven entries may take half of `max_pending`, so that a large redrive leaves room for live deliveries.
-        2. All others may take `max_pending`. Replays bound themselves (`archive.replay_max_pending`).
+        2. All other entries may take `max_pending`. Replays have a bound of their own (`archive.replay_max_pending`).
         """
         return events <= ((self.max_pending + 1) // 2 if reason == retry_reasons.REDRIVEN else self.max_pending)
 
@@ -92,12 +92,13 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     known_until_ms: int = 0
     """Time before which deferrals by other lanes cause no back-off (KNOWLEDGE_MS)."""
     has_only_failed: bool = False
-    """True if the last report had failures that count and no answer, which accepts or refuses. A report without answers and
-    without such failures changes nothing. False after a report that the endpoint is paused, disabled or quarantined."""
+    """True if the last report had failures that count (`_forgiven`), and no answer. An answer is a response that accepts or
+    refuses an entry. A report with neither answers nor failures that count changes nothing. False after a report that the
+    endpoint is paused, disabled or quarantined."""
     accepted_ms: int = 0
-    """Time of the last report or health hint after which the endpoint had accepted a request, in any lane. 0: unknown."""
+    """Time of the last report or health hint which says that the endpoint has accepted a request, in any lane. 0: unknown."""
     forgiven_ms: int = 0
-    """Time of the last report with only failures of which some did not count (`_forgiven`). 0: there was none."""
+    """Time of the last report for which `_forgiven` left failures out of the count. 0: there was none."""
 
     def apply_deferral(self, reason: str, policy: ShardPolicy, now_ms: int, since_ms: int) -> None:
         """Apply the reason for which another lane deferred a delivery at `since_ms`.
@@ -122,7 +123,7 @@ class Window(msgspec.Struct, array_like=True, gc=False):
             self.record_failure(policy, min(message.at_ms, now_ms))
 
     def record_acceptance(self, at_ms: int) -> None:
-        """Record that the endpoint has accepted a request before `at_ms`, in any lane. 0: nobody knows when."""
+        """Record that the endpoint has accepted a request before `at_ms`, in any lane. `at_ms` 0: the time is unknown."""
         self.failing_since_ms = None
         self.accepted_ms = max(self.accepted_ms, at_ms)
 
@@ -141,12 +142,12 @@ class Window(msgspec.Struct, array_like=True, gc=False):
 
         1. The endpoint is paused, disabled or quarantined: back off. The endpoint's health is unknown.
         2. Only failures: the window halves once for each failure that counts. Failures of poison events (`Report.poison`) do
-           not count if the endpoint has accepted a request since the last report of which failures did not count. If less than
-           one request is left, or if the endpoint asks for fewer requests, back off and probe. If the lease was of one order
-           key, the window only halves, and stays at 1 or more: failures of one key do not stop the others.
-        3. More failures than answers, or the endpoint asks for fewer requests: the window halves, without a back-off. An
-           answer accepts or refuses.
-        4. Other answers, including those that accept nothing: the endpoint is alive. The window doubles, up to
+           not count if the endpoint has accepted a request since the last report whose poison failures did not count. If less
+           than one request is left, or if the endpoint asks for fewer requests, back off and probe. If the lease was of one
+           order key, the window only halves, and stays at 1 or more: failures of one key do not stop the other keys.
+        3. At least one answer (a response that accepts or refuses), but more failures than answers, or the endpoint asks for
+           fewer requests: the window halves, without a back-off.
+        4. At least one answer otherwise, even if every answer refuses: the endpoint is alive. The window doubles, up to
            `max_lease_entries`.
         5. Neither answers nor failures that count: the window stays as it is.
 
@@ -181,8 +182,11 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def suppressed_until_ms(self) -> int:
         """Return the time, in ms since the epoch, until which other lanes defer the endpoint's events to the retry lane.
 
-        Other lanes defer only while entries without an order key wait in the retry lane. A time in the past: the endpoint is
-        not suppressed. NEVER_MS: it is suppressed until it has recovered from a back-off, or until no such entry waits.
+        1. A time in the past: the endpoint is not suppressed.
+        2. A later time: the endpoint is suppressed until this time.
+        3. NEVER_MS: the endpoint is suppressed until it has recovered from a back-off.
+
+        In cases 2 and 3 other lanes defer only while entries without an order key wait in the retry lane.
         """
         return self.backoff_until_ms if self.has_recovered else NEVER_MS
 
@@ -207,7 +211,8 @@ class Window(msgspec.Struct, array_like=True, gc=False):
     def kept_until_ms(self, policy: ShardPolicy) -> int:
         """Return the time, in ms since the epoch, until which the window of an endpoint without retry entries is kept.
 
-        The window is kept until `known_until_ms`, and as long as another failure would leave `failing_since_ms` as it is.
+        The window is kept until `known_until_ms`. A failing endpoint's window is also kept until MAX_SILENCE after the last
+        failure, because another failure before this time continues the failing time (`failing_since_ms`).
         """
         if self.failing_since_ms is None:
             return self.known_until_ms
@@ -221,10 +226,11 @@ class Window(msgspec.Struct, array_like=True, gc=False):
         return Window(failing_since_ms=self.failing_since_ms, failed_ms=self.failed_ms, accepted_ms=self.accepted_ms)
 
     def _forgiven(self, report: retry_messages.Report, now_ms: int) -> int:
-        """Return how many failures of a report with only failures do not count: those of poison, once after an acceptance.
+        """Return how many failures of a report with only failures do not count.
 
-        Otherwise, in an outage right after an acceptance, each waiting entry that had failed before would be attempted without
-        a back-off.
+        After each acceptance by the endpoint, the poison failures (`Report.poison`) of the first report that has some do not
+        count. Those of later reports count, until the next acceptance. If they never counted, then in an outage right after an
+        acceptance each waiting entry that had failed before would be attempted without a back-off.
         """
         if not report.poison or self.accepted_ms <= self.forgiven_ms:
             return 0

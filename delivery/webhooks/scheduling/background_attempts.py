@@ -1,6 +1,7 @@
 """Track background attempts, which outlive their Spark task, and report each result. The reasons are in docs/adr/0027.
 
-Each background attempt has a name. The retry entry of its delivery has the same name, and so has the report of its end.
+Each background attempt has a name. The retry entry of its delivery has the same name. When the attempt has ended, a message
+with this name goes to the shard that has the retry entry.
 
     dispatcher ─┬─ retry entry: reason `under_way`, with the name ─► retries topic ─► shard: waits for `wait_s`
                 └─ attempt ─► BackgroundResult ─► result topics, then the name ─► retries topic ─► shard: forgets the entry
@@ -40,8 +41,8 @@ class BackgroundResult(NamedTuple):
 class BackgroundAttempts:
     """Track one worker's background attempts: attempts that continue when their Spark task has ended.
 
-    `timeout_s` is the longest duration of an attempt. `has_room` bounds the attempts at once by `max_attempts`. `report` is
-    called with each result.
+    `timeout_s` is the longest duration of an attempt. `max_attempts` is the maximum of background attempts at once
+    (`has_room`). `report` is called with each result.
     """
 
     def __init__(self, timeout_s: float, max_attempts: int, report: Callable[[BackgroundResult], None]) -> None:
@@ -61,7 +62,7 @@ class BackgroundAttempts:
         return not self._unreported
 
     def settle(self, results: Iterable[BackgroundResult]) -> None:
-        """Mark results as reported, or as impossible to report. Thread-safe."""
+        """Mark results as reported, or as impossible to report: `is_idle` no longer waits for them. Thread-safe."""
         self._unreported.difference_update(result.name for result in results)
 
     def has_room(self, delivery: Sendable) -> bool:
@@ -72,7 +73,7 @@ class BackgroundAttempts:
         """Move the attempt that `runner` awaits to the background; return a new unique name for it.
 
         The retry entry of the delivery and the result of the attempt have this name, so that the retry lane can match them.
-        `is_unresponsive`: the endpoint has sent no response since the attempt began.
+        `is_unresponsive` is True if the endpoint has sent no response since the attempt began.
         """
         endpoint_id, size, name = delivery.endpoint.endpoint_id, len(delivery.signed), uuid.uuid4().bytes
         counted_in = (self._in_flight, self._unresponsive) if is_unresponsive else (self._in_flight,)
@@ -113,7 +114,7 @@ class BackgroundAttempts:
         return self._in_flight.get(endpoint_id, 0)
 
     def is_unresponsive(self, endpoint_id: EndpointId) -> bool:
-        """Return True if a background attempt to the endpoint is in flight that moved here with `is_unresponsive`.
+        """Return True if a background attempt to the endpoint is in flight for which `begin` was called with `is_unresponsive`.
 
         Called for each delivery.
         """

@@ -6,9 +6,9 @@ or a 429. A healthy response is an acceptance (2xx), or a refusal in REFUSED.
     closed ── OPENS_AFTER failures in a row ─► open ── OPEN_S ─► half-open ── CLOSES_AFTER healthy responses in a row ─► closed
                                                 ▲─────────── one failure ───────┘
 
-After a failure, an endpoint gets one request at a time until its next healthy response. In the half-open state it gets one at a
-time until the breaker closes. With several at a time, another request would follow each timeout before the breaker opens. The
-micro-batch would then wait for two timeouts.
+After a failure, an endpoint gets one request at a time until its next healthy response. In the half-open state, an endpoint
+gets one request at a time until the breaker closes. With several requests at a time, another request would begin between the
+first timeout and the opening of the breaker. The micro-batch would then wait for two timeouts, one after the other.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CircuitBreaker:
     def is_suspect(self) -> bool:
         """Return True if the endpoint gets at most one request at a time.
 
-        True from a failure until the next healthy response, and from the opening of the breaker until it closes.
+        True from a failure until the next healthy response. Also True from the opening of the breaker until the breaker closes.
         """
         return self._failures > 0 or self._is_half_open
 

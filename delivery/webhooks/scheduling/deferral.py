@@ -39,12 +39,12 @@ class Deferrals:
         self._rng = rng
 
     def reason_for(self, endpoint: Endpoint) -> str | None:
-        """Return why this lane sends nothing to `endpoint` now. None: it may send. Called before a request body is built.
+        """Return why this lane sends nothing to `endpoint` now; None if it may send. Called before a request body is built.
 
-        1. The endpoint is quarantined, paused or disabled: its deliveries wait until it is repaired or active again.
-        2. The endpoint takes events in order, which only the retry lane's state can keep.
+        1. The endpoint is quarantined, paused or disabled: its deliveries wait until the endpoint is repaired or active again.
+        2. The endpoint takes events in order, and only the retry lane's state can keep this order.
         3. The endpoint fails in this worker: its circuit breaker is open.
-        4. The driver suppresses the endpoint: it fails, or was unresponsive, in any lane or worker.
+        4. The driver suppresses the endpoint, because it fails, or was unresponsive, in any lane or worker.
         5. A background attempt to the endpoint is in flight, and the endpoint sent no response at all between the attempt's
            start and its move to the background.
         """
@@ -65,7 +65,7 @@ class Deferrals:
     def deferred_now(self, delivery: Sent, reason: str, attempts: tuple[Attempt, ...] = ()) -> Outcome[Sent]:
         """Return the outcome of a delivery that this lane passes to the retry lane without a further attempt of its own.
 
-        The retry lane may attempt it at once. No wait of the endpoint's retry schedule is used up.
+        The retry lane may attempt the delivery at once. No wait of the endpoint's retry schedule is used up.
         """
         return Outcome(delivery, OutcomeKind.POSTPONED, attempts, reason, NextAttempt(self._now_ms(), 0))
 

@@ -19,8 +19,8 @@ BEAT_S = 0.05
 STALL_S = 0.05
 """Seconds that a beat of the clock may be late. Lateness beyond this is left out of the clock's time."""
 LEAST_SPEED = 1 / 8
-"""Slowest speed of the clock, as a share of real time, while no beat is late. So a hanging endpoint is detected even on a
-machine that is overloaded for long."""
+"""Slowest speed of the clock, as a share of real time, while no beat is late. So a worker detects a hanging endpoint even if
+its machine is overloaded for long."""
 
 
 def loop_time() -> float:
@@ -32,14 +32,17 @@ class MeasuredDelay(Protocol):
     """Measure the waits of a worker for CPU and memory. Implemented by delivery.webhooks.clocks.own_delay.OwnDelay."""
 
     def delay_since_last_call_s(self) -> float:
-        """Return the seconds waited since the last call: by the thread, its control group or its machine, the most of these."""
+        """Return the seconds since the last call in which the worker waited for CPU or memory.
+
+        Three waits are measured: of the thread, of its control group, and of its machine. The longest is returned.
+        """
 
 
 class EndpointClock:
     """A monotonic clock in seconds, at most as fast as the event loop's. Created inside that loop, which drives its beat.
 
-    A beat is a timer of the loop, each BEAT_S.
-    1. A beat is more than STALL_S late: the loop was blocked. The lateness beyond STALL_S is left out.
+    A beat is a timer of the loop, each BEAT_S. The clock falls behind the event loop's clock in two cases:
+    1. A beat is more than STALL_S late, because the loop was blocked. The lateness beyond STALL_S is left out.
     2. This thread, its control group or its machine waited for CPU or memory during a share of the time since the last beat.
        Until the next beat, the clock is slower by this share, but never slower than LEAST_SPEED.
     """
@@ -55,7 +58,7 @@ class EndpointClock:
         self._timer = self._loop.call_later(BEAT_S, self._beat)
 
     def time(self) -> float:
-        """Return the time by which endpoints are judged."""
+        """Return the time of this clock, in seconds. Only differences between two times have a meaning."""
         now = self._now()
         if now < self._stalled_at:
             return self._time + (now - self._beat_at) * self._speed

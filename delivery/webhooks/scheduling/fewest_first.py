@@ -12,8 +12,8 @@ Item = TypeVar("Item", bound=Hashable)
 class FewestFirst(Generic[Item]):
     """A line of items: those with the fewest held slots come first. Items with equally many slots keep their order of arrival.
 
-    The length of the line is the number of items. A method takes the same time however long the line is: there are few
-    different numbers of slots.
+    The length of the line is the number of items. Each method takes about the same time for a long line as for a short line:
+    the items are grouped by their number of slots, and there are few different numbers.
     """
 
     def __init__(self) -> None:

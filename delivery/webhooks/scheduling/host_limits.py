@@ -26,7 +26,7 @@ MAX_HOSTS = 20_000
 """Most hosts whose state is kept. The least recently used are forgotten."""
 MAX_PLACES = 20_000
 """Most endpoints whose place in the line of their host is kept while none of their leases waits. The least recently used places
-are forgotten: the next wait of such an endpoint begins at the end of the line."""
+are forgotten. The next wait of an endpoint without a kept place begins at the end of the line."""
 WARN_EVERY_S = 600.0
 """Shortest time, in seconds, between two warnings of one worker about one host."""
 
@@ -124,8 +124,8 @@ class Host:
         """Count a wait for the limits, and call `resume` once when the host has capacity for a request.
 
         `resume` returns True if the caller still wants to send. The host then reserves the capacity for one request, and the
-        caller must call `use_reservation` once. `resume` returns False if the caller needs no capacity any more.
-        `is_again`: an earlier call has counted the wait of this request.
+        caller must call `use_reservation` once. `resume` returns False if the caller needs no capacity any more. If `is_again`
+        is True, an earlier call has counted the wait of this request already.
         """
         if not is_again:
             self.count_delay()
@@ -134,8 +134,9 @@ class Host:
     async def wait_for_room(self, endpoint_id: EndpointId) -> bool:
         """Wait in the line of the waiting queues until the host has capacity; return True if the caller may send a request now.
 
-        False: another request took the capacity. True holds until the caller's next `await`. No reservation is left behind,
-        whether the caller sends, does not send, or is cancelled. The wait is not counted (`count_delay`).
+        Return False if another request took the capacity. After True, the caller must begin its request before its next
+        `await`. No reservation is left behind, whether the caller sends, does not send, or is cancelled. The wait is not
+        counted (`count_delay`).
 
         The endpoint keeps its place for later calls, until `serve`. Without kept places, each lease would begin at the end of
         the line. If the line takes longer than a lease, each lease would then serve the same endpoints.
@@ -170,9 +171,11 @@ class Host:
     def wake(self) -> None:
         """Start the timer that wakes waiting queues as soon as the host's rate allows a request, besides the reservations.
 
-        No timer starts if no queue waits, or if requests in flight and reservations use up the host's `max_in_flight`. A queue
-        that was woken and did not use its reservation calls this too, so that the next queue gets the capacity. The new timer
-        then replaces a timer that ends later.
+        1. No queue waits, or requests in flight and reservations use up the host's `max_in_flight`: start no timer.
+        2. A timer runs and ends no later than the new timer would: keep it.
+        3. Otherwise start a timer, in place of a timer that ends later.
+
+        A queue that was woken and did not use its reservation calls this method too, so that the next queue gets the capacity.
         """
         if not self._waiting or self._in_flight + self._reserved >= self._max_in_flight:
             return
@@ -220,7 +223,7 @@ class Hosts:
         """Number of waits for the limits of all hosts since the last `drain_delayed`. Waits for forgotten hosts count too."""
 
     def host_of(self, url: str) -> Host | None:
-        """Return the host of an endpoint's URL, created on first use. None: the host has no limits."""
+        """Return the host of an endpoint's URL, created on first use. Return None if the host has no limits."""
         if not self._bounds.max_per_host:
             return None
         name = host_name(url)
@@ -245,7 +248,7 @@ class Hosts:
             host.set_bounds(bounds.in_flight_to_host(), bounds.rate_to_host())
 
     def soft_connection_limit(self, url: str) -> float:
-        """Return the soft limit of this worker's connections to the host of a URL. Infinite: the host has no limits.
+        """Return the soft limit of this worker's connections to the host of a URL; return infinity if the host has no limits.
 
         At the limit, the transport closes an idle connection to the host before it opens another.
         """

@@ -79,11 +79,11 @@ class Limits:
         return any(host == name or (name.startswith("*.") and host.endswith(name[1:])) for name in self.unlimited_hosts)
 
     def rate_to(self, endpoint: Endpoint) -> float | None:
-        """Return the maximum of requests a second to `endpoint` from this worker. None: the endpoint has no limit."""
+        """Return the maximum of requests a second to `endpoint` from this worker; return None if the endpoint has no limit."""
         return None if endpoint.max_per_second is None else endpoint.max_per_second / self.workers
 
     def pace_to(self, endpoint: Endpoint, paces: Paces) -> Pace | None:
-        """Return the pace of `endpoint`. None: the endpoint has no limit per second.
+        """Return the pace of `endpoint`, or None if the endpoint has no limit per second.
 
         The pace comes from `paces`. If `paces` has none for the endpoint, or has one with another rate, a new pace is stored.
         """
@@ -108,9 +108,9 @@ class Room(NamedTuple):
 
 
 def least_room(rooms: Iterable[Room]) -> Room:
-    """Return the state of the limit that refuses first, if each further request counts one in every limit.
+    """Return the state of the limit that is used up first, if each further request counts once in every limit.
 
-    Of several limits that refuse at the same request, return the state of the limit that takes longest to refill.
+    If several limits are used up by the same request, return the state of the limit that takes longest to refill.
     """
     return min(rooms, key=lambda room: (room.remaining, -room.full_in_s))
 

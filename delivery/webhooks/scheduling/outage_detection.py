@@ -45,8 +45,8 @@ class Reachability:
     """The destinations and customers that responded, and those that could not be reached. `a + b` merges two observations.
 
     A destination is the scheme, host and port of a URL: a hundred endpoints behind one gateway count as one. A customer
-    responded if one of the customer's destinations did. Destinations and customers are stored as digests. Of more than
-    MAX_SAMPLE digests the smallest are kept, so the sample does not depend on the order of merging.
+    responded if any of the customer's destinations did. Destinations and customers are stored as digests. If there are more
+    than MAX_SAMPLE digests, the smallest are kept, so the sample does not depend on the order of merging.
     """
 
     destinations: Mapping[int, bool] = field(default_factory=dict)

@@ -32,8 +32,9 @@ class Outages:
     def after(self, *, is_broken: bool, is_healthy: bool, now_ms: int) -> Outages:
         """Return the history after a micro-batch.
 
-        `is_broken`: the network is judged broken (NetworkHealth). `is_healthy`: the micro-batch proved that the network works.
-        An ongoing outage ends with the first micro-batch for which `is_broken` is False, whatever `is_healthy` is.
+        `is_broken` is True if the network is judged broken (NetworkHealth). `is_healthy` is True if the micro-batch proved that
+        the network works. Both may be False. An ongoing outage ends with the first micro-batch for which `is_broken` is False,
+        whatever `is_healthy` is.
         """
         if is_broken:
             return replace(self, is_ongoing=True)

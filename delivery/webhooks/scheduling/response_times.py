@@ -11,15 +11,17 @@ from delivery.registry_model import EndpointId
 from delivery.webhooks.scheduling import endpoint_clock
 
 MIN_MARGIN_S = endpoint_clock.BEAT_S + 2 * endpoint_clock.STALL_S
-"""Least seconds from the mean response time to the response deadline, unless the maximum of the deadline is sooner. The
-endpoint clock is no more exact than this when the worker lacks CPU (the granularity G of RFC 6298). The event loop may stall
-when a request is sent, and again when the response is read. With thousands of endpoints, one has just become slow in nearly
-each micro-batch. So nearly each micro-batch ends later by about this time."""
+"""Least seconds from the mean response time to the response deadline, unless the maximum of the deadline comes earlier. A
+smaller value would be wrong: the endpoint clock is no more exact than this when the worker lacks CPU (the granularity G of RFC
+6298). The event loop may stall when a request is sent, and again when the response is read. A larger value would cost time:
+with thousands of endpoints, at least one becomes slow in nearly each micro-batch, and the micro-batch then waits about this
+long for its response."""
 LATE_MARGIN_S = 0.02
 """Seconds from the mean response time to the response deadline of an endpoint that some worker has reported as late. A healthy
 endpoint responds within this time, so that its other events do not go to the retry lane because it was late once."""
 MAX_FIRST_RESPONSE_DEADLINE_S = 0.5
-"""Seconds. FirstResponses counts a longer first response time as this time, or as its present deadline if that is shorter."""
+"""Longest first response time, in seconds, that FirstResponses adds to its estimate. A longer time counts as this time, or as
+the present estimate of the deadline if that is shorter."""
 
 
 class _Estimate:
@@ -53,7 +55,7 @@ class _Estimate:
 
 
 class FirstResponses(_Estimate):
-    """Estimate the deadline for the response of an endpoint that has never responded, from all endpoints of a worker.
+    """Estimate the response deadline of endpoints that have never responded, from the first responses of a worker's endpoints.
 
     A first response includes the DNS look-up and the opening of the connection. A first response time above the present
     deadline counts as that deadline, at most MAX_FIRST_RESPONSE_DEADLINE_S. So a few slow endpoints hardly change the estimate,
@@ -70,7 +72,7 @@ class FirstResponses(_Estimate):
 
 
 class ResponseTime(_Estimate):
-    """The response time of one endpoint."""
+    """Estimate the response time of one endpoint, and the endpoint's response deadline."""
 
     __slots__ = ("_first_responses", "_last_s", "is_late", "no_response_since")
 
@@ -79,8 +81,9 @@ class ResponseTime(_Estimate):
         self._first_responses = first_responses
         self._last_s = 0.0
         self.no_response_since: float | None = None
-        """When an attempt began to which the endpoint sent no response within its deadline. None: there is no such attempt, or
-        this silence was reported already. A response ends the silence, and so does a failure other than a timeout."""
+        """When the endpoint's present silence began: the start of an attempt that got no response within the deadline. None:
+        there is no such attempt, or the silence was reported already. A response ends the silence. A failure other than a
+        timeout ends it too."""
         self.is_late = False
         """True if the endpoint was late to respond to some worker, and has not responded to this one in its usual time since.
         The usual time is the mean plus MIN_MARGIN_S."""

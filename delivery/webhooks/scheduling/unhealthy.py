@@ -20,9 +20,9 @@ class Unhealthy(NamedTuple):
     """Endpoints that were late to respond to some worker. Each has the time of the last report, in seconds, by the monotonic
     clock of the driver. A task sends to them, but hardly waits for them (`dispatching.endpoint_memory`)."""
     watched: frozenset[EndpointId] | None = None
-    """Endpoints that have accepted no request since the last failure, as far as the retry lane knows. A task reports only the
-    acceptances of these endpoints, and of those that failed in its worker (`retries.health_hints`). None: the driver does not
-    know these endpoints, so a task reports all."""
+    """Endpoints that have accepted no request since their last failure, as far as the retry lane knows. A task reports
+    acceptances only by these endpoints, and by endpoints that failed in its worker (`retries.health_hints`). None: the driver
+    does not know these endpoints, so a task reports the acceptances of all."""
 
 
 NONE_UNHEALTHY = Unhealthy({}, {})  # never changed

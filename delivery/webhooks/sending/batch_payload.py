@@ -53,11 +53,11 @@ class BatchOutcome(NamedTuple):
 
     outcome: Outcome[BatchDelivery]
     rejected: Mapping[int, str] = {}  # never changed
-    """In an accepted batch: the places of the rejected events, from 0, each with the endpoint's shortened reason."""
+    """In an accepted batch: the indexes of the rejected events, each with the endpoint's shortened reason."""
 
 
 def content(events: Sequence[Packed], mode: ContentMode) -> payload.Content:
-    """Return the content of a request for a batch in a content mode, with every payload byte for byte.
+    """Return the body and content headers of a request for a batch. Each payload stays the same byte for byte.
 
     `mode` is not binary: the database refuses that mode for batches.
     """
@@ -104,11 +104,11 @@ def webhook_id(endpoint_id: EndpointId, events: Sequence[Packed], subscription_i
 
 
 def rejected_events(response: bytes, count: int) -> dict[int, str]:
-    """Return the places of the events that a 2xx response to a batch of `count` events rejects, each with its shortened reason.
+    """Return the indexes of the events that a 2xx response to a batch rejects, each with the shortened reason.
 
-    A rejecting response is `{"rejected": [{"index": 3, "reason": "no such order"}]}`. Any other response rejects nothing. This
-    holds too for a list with one invalid entry, and for a response that was cut because it is longer than
-    BatchDelivery.kept_response_bytes. A customer that responds with `ok`, a page, or other JSON has accepted the batch.
+    The batch has `count` events. A rejecting response is `{"rejected": [{"index": 3, "reason": "no such order"}]}`. Any other
+    response rejects nothing, for example `ok`, a page, or other JSON. A list with one invalid entry rejects nothing either, nor
+    does a response that was cut because it is longer than BatchDelivery.kept_response_bytes.
     """
     if b'"rejected"' not in response:  # the usual case
         return {}

@@ -66,7 +66,7 @@ class Reply(NamedTuple):
 
 
 def wished_per_minute(max_per_second: float | None) -> int | None:
-    """Return the rate to request, in requests a minute, by the endpoint's own limit. None: the endpoint has no limit.
+    """Return the rate to request, in requests a minute, by the endpoint's own limit; None if the endpoint has no limit.
 
     The rate is rounded down, and is at least 1, as the specification of the header WebHook-Request-Rate demands.
     """
@@ -118,7 +118,10 @@ def per_minute(rate: str) -> int | None:
 
 
 def limit_per_s(own: float | None, permitted_per_minute: int | None) -> float | None:
-    """Return the maximum of requests a second to an endpoint: the lower of its own limit and the receiver's. None: no limit."""
+    """Return the maximum of requests a second to an endpoint: the lower of its own limit and the receiver's.
+
+    Return None if neither limit exists.
+    """
     permitted = None if permitted_per_minute is None else permitted_per_minute / _MINUTE_S
     return min((bound for bound in (own, permitted) if bound is not None), default=None)
 

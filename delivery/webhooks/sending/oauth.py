@@ -60,8 +60,8 @@ class TokenTransport(Protocol):
 class _Token:
     """The access token of one Auth, and the state of its renewal. `header` is the token's header line.
 
-    Times are by the monotonic clock of Tokens. The driver's time in a worker may jump, and each time here is some seconds from
-    the present.
+    All times are by the monotonic clock of Tokens. The driver's clock, as a worker follows it, may jump by seconds, and would
+    then make these times wrong: they are only some seconds ahead.
     """
 
     header: bytes = b""

@@ -49,13 +49,16 @@ def webhook_id(event: Event | Packed, subscription_id: SubscriptionId) -> str:
 
 
 def identity_of(event: Event | Packed) -> str:
-    """Return the identity of an event: source and id, and with `source.reused_ids = "told_apart"` a digest of the payload."""
+    """Return the identity of an event: its source and id.
+
+    With `source.reused_ids = "told_apart"`, the identity also has a digest of the payload.
+    """
     identity = f"{event.source}\0{event.event_id}"
     return f"{identity}\0{event.payload_digest}" if event.payload_digest else identity
 
 
 def content(event: Event, mode: ContentMode) -> Content:
-    """Return the content of a request for one event in a content mode. A JSON payload stays the same byte for byte.
+    """Return the body and content headers of a request for one event. A JSON payload stays the same byte for byte.
 
     Raise ValueError in binary mode if a name of an attribute or the media type would not be a valid header.
     """
@@ -125,7 +128,7 @@ def _attributes(event: Event | Packed) -> dict[str, str]:
 
 
 def _further_lines(event: Event) -> str:
-    """Return the header lines of the attributes in `Event.attributes`: those without a field in Event.
+    """Return the header lines of the event's further attributes: `Event.attributes`, which have no field of their own in Event.
 
     Raise ValueError for an invalid name. Names are checked again, because the event may have been stored since the parser
     checked them.
@@ -142,9 +145,9 @@ def _further_lines(event: Event) -> str:
 
 
 def _binary_opaque(data: bytes, kind: Opaque, lines: str) -> Content:
-    """Return the content, in binary mode, of an event whose payload is opaque or missing; without `content-type` if missing.
+    """Return the body and content headers, in binary mode, of an event whose payload is opaque or missing.
 
-    Raise ValueError for an invalid media type.
+    If the payload is missing, there is no `content-type`. Raise ValueError for an invalid media type.
     """
     if kind.form is PayloadForm.NONE:
         return Content(lines.encode("ascii"), b"")

@@ -49,8 +49,8 @@ def prepare(endpoint: Endpoint, address_guard: guard.Guard) -> Target:
 def secrets(endpoint: Endpoint) -> Iterator[str]:
     """Yield the texts of an endpoint's requests that no log may show.
 
-    These are the values of its own headers, the secret of `auth`, and long parts of the URL's path and query. For basic
-    authentication, the base64 text in the header is included. An access token is not.
+    These are the values of the endpoint's own headers, the secret of `auth`, and long parts of the URL's path and query. For
+    basic authentication, the base64 text in the header is included. Access tokens are not included.
     """
     yield from (value for _, value in endpoint.headers)
     yield from (part for part in _URL_PARTS.split(yarl.URL(endpoint.url, encoded=True).raw_path_qs) if len(part) >= LONG_PART)

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 MAX_TARGETS = 20_000
 """Most endpoints whose prepared Target is kept in a process."""
 MIN_REQUEST_SHARE = 0.25
-"""Least share of an attempt's time for a request after the wait for an access token. If a request had less because of that
-wait, and times out, the token server is to blame."""
+"""Least share of an attempt's timeout that should be left for the request after the wait for an access token. If the wait left
+less, and the request then times out, the attempt fails with TokenRefused instead of a timeout: the token server is to blame."""
 
 
 class RequestTransport(Protocol):

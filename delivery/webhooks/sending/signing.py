@@ -28,7 +28,7 @@ SEED_BYTES = 32
 """Bytes of the seed of an ed25519 key, which is the secret key."""
 MAX_PREPARED = 16_384
 """Most prepared keys of each scheme in a process's cache, 0.8 kB each. The least recently used are dropped. A cache smaller
-than the number of active endpoints would have no effect."""
+than the number of active endpoints would have no effect: each key would be dropped before its next use."""
 
 
 def sign(keys: Iterable[SigningKey], webhook_id: str, timestamp_s: int, body: bytes) -> str:

@@ -51,9 +51,9 @@ def check(wanted: Iterable[Bound], figures: Mapping[str, Any]) -> list[Verdict]:
 
 
 def replaced(wanted: Iterable[Bound], pairs: Iterable[str]) -> tuple[Bound, ...]:
-    """Return the bounds, with new limits from `pairs`, each as `figure=limit`. Upper bounds stay upper bounds.
+    """Return the bounds, with new limits from `pairs`, each as `figure=limit`. A new limit of an upper bound is an upper limit.
 
-    Raises RegistrationError for a figure without a bound and for a limit that is no number.
+    Raise RegistrationError for a figure without a bound and for a limit that is no number.
     """
     by_figure = {bound.figure: bound for bound in wanted}
     for pair in pairs:

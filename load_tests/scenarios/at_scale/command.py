@@ -36,7 +36,7 @@ class ChosenSize:
 def chosen(name: str, size: ChosenSize, limits: Iterable[str]) -> plan.ScaleScenario:
     """Return the scenario of the table with this name, at this size and with these limits (`figure=limit`).
 
-    Raises RegistrationError for a name that is not in the table, and for a limit that cannot be used.
+    Raise RegistrationError for a name that is not in the table, and for a limit that cannot be used.
     """
     if name not in table.SCENARIOS:
         raise errors.RegistrationError(name, f"is no scenario, so nothing was started; the scenarios are: {', '.join(NAMES)}")
@@ -58,7 +58,7 @@ def chosen(name: str, size: ChosenSize, limits: Iterable[str]) -> plan.ScaleScen
 def run(scenario: plan.ScaleScenario, terms: stage.Terms, *, json_file: Path | None, html_file: Path | None) -> bool:
     """Run the scenario, print and write its figures and verdicts, and return True if all bounds hold.
 
-    `json_file` or `html_file` None: this file is not written.
+    `json_file` and `html_file` are the files for the figures. A file that is None is not written.
     """
     figures = machine_speed.beside(lambda: running.run(scenario, terms))
     if json_file is not None:

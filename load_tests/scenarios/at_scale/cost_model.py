@@ -82,7 +82,7 @@ def us_per_delivery(cores: Mapping[str, float], per_s: float) -> dict[str, float
 
 
 def document(sizes: Sequence[MeasuredSize], full_per_s: float) -> dict[str, Any]:
-    """Return the processes of `fitted`, with `full_per_s` and `times_largest_size`; empty without a measured size.
+    """Return the figures of `fitted`, and also `full_per_s` and `times_largest_size`; empty without a measured size.
 
     `full_per_s` is the load to compute cores for. `times_largest_size` is `full_per_s` divided by the largest measured size.
     """

@@ -21,8 +21,8 @@ from load_tests.scenarios.at_scale.sampling import Sample, Sampler
 TICKS_PER_S = 10
 """Portions a second in which events are published."""
 FEW = 500
-"""Undelivered events that each bound permits in addition to the events that are published in its seconds. At a small rate, a
-bound of some seconds alone is less than the events of one micro-batch."""
+"""Undelivered events that the bounds MAY_GROW_S and `Capacity.overload_s` permit in addition to the events of their seconds. At
+a small rate, the events of some seconds are fewer than the events of one micro-batch."""
 MAY_GROW_S = 1.0
 """Largest growth of the undelivered events, from the first to the last third of a phase, at which the rate counts as carried.
 The bound is the number of events that are published in these seconds, plus FEW."""

@@ -69,7 +69,7 @@ class ScaleScenario:
     name: str
     question: str
     per_s: float
-    """Events a second of the full rate. The rate of a phase is a multiple of it."""
+    """Events a second of the full rate. The rate of a phase is a multiple of the full rate."""
     bounds: tuple[bounds.Bound, ...]
     """Bounds that the figures must meet."""
     phases: tuple[PlannedPhase, ...] = ()

@@ -90,7 +90,7 @@ def _every_s(scenario: plan.ScaleScenario) -> float:
 
 
 def _phases(runner: Runner) -> list[PhaseRun]:
-    """Run the phases in their order, and return those that are measured."""
+    """Run the phases in their order, and return the runs of the measured phases."""
     runs, before = [], 1.0
     settling = plan.PlannedPhase(name="settle", seconds=runner.scenario.settle_s, is_measured=False)
     for phase in (settling, *runner.scenario.phases):

@@ -22,7 +22,8 @@ CAPACITY = (
     Bound(figure="worst.direct_p99_ms", at_most=5_000),
     Bound(figure="cost_model.total.worst_error", at_most=0.15),
 )
-"""Bounds of a search for the largest share. The latency is that of the slowest carried share. The error is a share of cores."""
+"""Bounds of a search for the largest share. The latency is measured at the slowest carried share. The error is a share of
+cores."""
 
 SPIKE_FACTOR = 10
 """Rate of a spike, as a multiple of the rate before it."""
