@@ -245,7 +245,7 @@ class BatchFound(EventRejected):
 class AttemptFailed(FanoutError):
     """A request to an endpoint got no response, or the endpoint's token server gave no usable token.
 
-    `error_class` names the failure in records of attempts, logs and metrics. Each subclass has its own.
+    `error_class` names the failure in records of attempts, logs and metrics. Each subclass has its own `error_class`.
     """
 
     error_class: ClassVar[str] = "failed"
@@ -273,7 +273,10 @@ class TokenRefused(AttemptFailed):
 
 
 class DnsFailed(AttemptFailed):
-    """The host name did not resolve. Its text equals that of AddressBlocked: a customer learns nothing about internal names."""
+    """The host name did not resolve.
+
+    The text of the error equals the text of AddressBlocked, so that a customer learns nothing about internal names.
+    """
 
     error_class = "dns"
 

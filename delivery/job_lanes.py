@@ -64,13 +64,13 @@ def build_realtime(
     names: Collection[str],
     once: bool,
 ) -> dict[str, realtime_query.RealtimeLane]:
-    """Return the real-time lane by its name; empty if it is not in `names`, or if `source.realtime_pattern` is empty.
+    """Return a dictionary with the real-time lane by its name. `names` are the lanes that the operator names, or all lanes.
 
-    `names` are the lanes that the operator names, or all lanes.
+    The dictionary is empty if the lane is not in `names`, or if `source.realtime_pattern` is empty. After all checks, move
+    topics between the lanes if `source.realtime_pattern` has changed. A refused start has moved nothing.
 
-    After all checks, move topics between the lanes if `source.realtime_pattern` has changed. Raise SettingsError if the lane
-    cannot run with these settings, or without `once` if Spark has too few slots. Raise the errors of
-    delivery.stages.realtime.topic_moves. A refused start has moved nothing.
+    Raise SettingsError if the lane cannot run with these settings. Unless `once` is true, raise it also if Spark has too few
+    slots. Raise the errors of topic_moves.move_topics.
     """
     lanes: dict[str, realtime_query.RealtimeLane] = {}
     if config.source.realtime_pattern and realtime_query.NAME in names:

@@ -113,7 +113,7 @@ class Delivery(NamedTuple):
     webhook_id: str
     """The `webhook-id` of every attempt, by which the receiver recognises a repeat."""
     body: bytes
-    """The body, signed and sent. Deliveries of one event in the same content mode and payload form share it."""
+    """The body, signed and sent. Deliveries of one event in the same content mode and payload form share the body."""
     content_headers: bytes = b""
     """The header lines that describe the body, each ended by CRLF. Deliveries that share `body` share these too."""
     order_key: str | None = None

@@ -41,8 +41,8 @@ class AttemptedEndpoint(NamedTuple):
 
 
 Disable = Callable[[Iterable[AttemptedEndpoint], str], None]
-"""A function that requests to disable endpoints in the registry, for a reason. It returns before the endpoints are disabled. An
-endpoint that has another URL than `url_sha256` is not disabled."""
+"""A function that requests to disable endpoints in the registry, for a reason. The function returns before the endpoints are
+disabled. An endpoint that has another URL than `url_sha256` is not disabled."""
 
 
 class TenantStatus(enum.StrEnum):

@@ -113,7 +113,7 @@ def require_answer(client: AdminClient, *, within_s: float) -> None:
 
     A cluster without an active broker counts as one that does not answer. For such a cluster librdkafka (2.10 to 2.16) ends the
     process in `describe_cluster`: its assertion in `rd_kafka_admin_response_parse` fails. After its start or a pause, a broker
-    reports no active broker until the controller lists it. So no code of the platform calls `describe_cluster`.
+    reports no active broker until the controller lists this broker again. So no code of the platform calls `describe_cluster`.
     """
     if not client.list_topics(timeout=within_s).brokers:
         raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(_NO_BROKER))

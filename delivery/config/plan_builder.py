@@ -1,8 +1,8 @@
 """Build, from the settings, the plain values that the executors get.
 
 Runs on the driver. The commands, `fanout archive` and the API use the guard, the layout and the formats. A plan has all
-settings of a worker (`worker_plan.Plan`), and is pickled into every task. Its only secret is the password of the schema
-registry, wrapped in a Secret.
+settings of a worker (`worker_plan.Plan`), and is pickled into every task. The only secret of a plan is the password of the
+schema registry, wrapped in a Secret.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class ApiSettings(Area):
     """The HTTP API (`fanout serve`), served as plain HTTP: terminate TLS in a proxy in front of it."""
 
     host: str = "127.0.0.1"
-    """Address to serve on. In a container `0.0.0.0`, or `::` for IPv6, and for IPv4 too where the system lets one socket take
-    both."""
+    """Address to serve on. In a container, set `0.0.0.0` (IPv4) or `::` (IPv6). `::` serves IPv4 too if the system lets one
+    socket take both."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8800
     """Port to serve on; 0 takes any free port."""
     public_url: Annotated[str, _BASE_URL] = ""
@@ -64,13 +64,13 @@ class ApiSettings(Area):
     `database.url`, for development."""
     max_connections: Annotated[int, Field(gt=0, le=1000)] = 4
     """Most connections of one process to Postgres, and most requests on which the process works at once. The requests of one
-    customer occupy at most all of these connections but one, so that they do not block other customers."""
+    customer leave at least one of these connections free for other customers."""
     max_waiting: Annotated[int, Field(gt=0)] = 500
-    """Most requests in flight in one process; further requests are answered with 503. A waiting poll is not in flight, nor is a
-    request whose answer is being sent. At most half of this number may be requests of one customer that wait, or whose bodies
-    arrive; further requests of this customer are answered with 429. The same limit holds for each key of an operator or
-    publisher. In addition, at most this many answers are sent at once to clients that read slowly. A further answer cuts off
-    the oldest."""
+    """Most requests in flight in one process; further requests are answered with 503. Neither waiting polls nor requests whose
+    answers are being sent are in flight. Two further limits: (1) At most half of this number may be requests of one customer
+    that wait, or whose bodies arrive. Further requests of this customer are answered with 429. The same holds for each key of
+    an operator or publisher. (2) At most this many answers are sent at once to clients that read slowly. A further answer cuts
+    off the oldest."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
     """Largest request body; a larger one is refused with 413."""
     request_timeout_s: Seconds = 10

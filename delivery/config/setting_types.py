@@ -11,7 +11,8 @@ from pydantic import Field
 from delivery.config import topic_pattern
 
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
-"""A number above 0, in seconds unless the setting's name says otherwise. Python cannot wait for more than 292 years."""
+"""A number above 0, in seconds unless the setting's name says otherwise. At most 1e9, because Python cannot wait for more than
+292 years."""
 PerSecond = Annotated[float, Field(gt=0)]
 """A number above 0, for each second."""
 TopicPattern = Annotated[str, pydantic.AfterValidator(topic_pattern.checked)]

@@ -143,7 +143,7 @@ class SnapshotSettings(Area):
     poll_interval_s: Seconds = 1
     """Broadcast: time between two requests for changes when no notification comes."""
     max_age_s: Seconds = 3600
-    """Broadcast: when Postgres has not answered for longer than this, delivery pauses until it answers again."""
+    """Broadcast: when Postgres has not answered for longer than this, delivery pauses until Postgres answers again."""
     lookup_ttl_s: Seconds = 30
     """Look-ups: time for which a worker keeps an answer. This is the longest time until a change of the registry takes
     effect. Only retries of a deleted tenant's events may go on for 30 s more."""
@@ -167,7 +167,7 @@ class DeliverySettings(Area):
     """Response deadline. A micro-batch with nothing else to do waits for answers: for each endpoint as long as its answers
     usually take, and at most this long. Then the attempts continue in the background. If such an attempt fails, its delivery
     goes to the retry lane without a quick retry. The wait is longer while hardly any endpoint answers, or while the background
-    has no room. With a value of at least `attempt_timeout_s` there is no deadline, and all quick retries are made."""
+    takes no more attempts. From `attempt_timeout_s` on there is no deadline, and all quick retries are made."""
     max_attempts: Annotated[int, Field(gt=0)] = 3
     """Most attempts at a delivery in a fast lane (direct, batch or real-time). When a micro-batch has nothing else to do, it
     leaves further attempts to the retry lane."""
@@ -181,7 +181,7 @@ class DeliverySettings(Area):
     for customers who look for the cause. Secrets of the endpoint and texts that look like credentials become `***`. 0: none. A
     dead letter keeps 1 KiB of each response, whatever this setting."""
     logged_responses: Literal["failed", "all"] = "failed"
-    """Attempts of which the attempts topic and the archive keep headers and body of the response: `failed`, or `all`. With
+    """Attempts for which the attempts topic and the archive keep headers and body of the response: `failed`, or `all`. With
     `all`, an accepted attempt takes up to 2 KiB more in Kafka and Postgres."""
     max_in_flight: Annotated[int, Field(gt=0)] = 256
     """Most requests in flight from a task of the direct or batch lane; from a task of the real-time lane, twice as many. In
@@ -223,9 +223,9 @@ class DeliverySettings(Area):
     """Topic for the operator: rejected records, with the reason. They are delivered to nobody."""
     retries_topic: str = "fanout.retries"
     """Topic that the retry lane reads: deliveries that wait for their next attempt, reports of the lane's attempts, and other
-    messages to the lane. The topic's retention must be longer than any standstill of the retry lane. The topic is never
-    renamed: the lane does not start with a checkpoint that has another name. Lanes that run as applications of their own must
-    have the same value."""
+    messages to the lane. The topic's retention must be longer than any standstill of the retry lane. Never rename the topic:
+    the lane does not start with a checkpoint that has another name. Lanes that run as applications of their own must have the
+    same value."""
 
     @pydantic.field_validator("allow_networks", "allow_ports", "unlimited_hosts", mode="before")
     @classmethod
@@ -260,8 +260,8 @@ class RetrySettings(Area):
     """The retry lane: its state, and the interval of its micro-batches. Each endpoint has its own schedule and timeout."""
 
     shards: Annotated[int, Field(gt=0, le=1024)] = 4
-    """Parts of the lane's state (shards), with the rules of `batch.shards`. Each shard takes 0.06 CPU seconds of a micro-batch:
-    on two cores, two shards are enough, not four."""
+    """Parts of the lane's state (shards), with the rules of `batch.shards`. Each shard takes 0.06 CPU seconds of a micro-batch.
+    So on two cores use two shards, not four."""
     trigger_interval_s: Annotated[float, Field(gt=0)] = 1
     """Time from the start of one micro-batch to the next, or longer if a micro-batch takes longer. While the lane has work,
     each micro-batch takes CPU from the other lanes. Ordered deliveries to an endpoint need at least one micro-batch each."""
@@ -279,14 +279,14 @@ class RetrySettings(Area):
     """Most events that wait in this lane for one endpoint. Further events become dead letters, reason `no_room`. Redriven
     events become dead letters when more than half of this number would wait."""
     ticks_topic: str = "fanout.retry-ticks"
-    """Topic in which the job wakes this lane, with the rules of `batch.ticks_topic`. The topic is never renamed: the lane
-    does not start with a checkpoint that has another name."""
+    """Topic in which the job wakes this lane, with the rules of `batch.ticks_topic`. Never rename the topic: the lane does not
+    start with a checkpoint that has another name."""
     disable_after_s: Seconds = 432_000
     """An endpoint that has failed for this time and a further eighth of it, and accepted nothing meanwhile, is disabled. Its
-    events keep waiting. The eighth is added because a worker that does not know the failures of other workers reports only once
-    in an eighth of this time that an endpoint accepts. Two exceptions: (1) An endpoint that was enabled within this time is not
-    disabled. (2) After a silence the count begins again. A silence is a time without a failure, longer than half of this time,
-    and longer than `max_probe_interval_s` plus two minutes. Lanes of applications of their own must have the same value."""
+    events keep waiting. The eighth is added because workers that do not know the failures of other workers report an acceptance
+    only once in an eighth of this time. Two exceptions: (1) An endpoint that was enabled within this time is not disabled. (2)
+    After a silence the count begins again. A silence is a time without a failure, longer than half of this time, and longer
+    than `max_probe_interval_s` plus two minutes. Lanes that run as applications of their own need the same value."""
 
 
 class RealtimeSettings(Area):
@@ -356,7 +356,7 @@ class MetricsSettings(Area):
     lag_interval_s: Seconds = 10
     """Time between two requests to Kafka for the lag; with scaling, `scaling.interval_s` holds instead."""
     stalled_after_s: Seconds = 300
-    """The job is unhealthy when records wait, or a lane starts, and nothing was committed for this time. When the job must
+    """The job is unhealthy when nothing was committed for this time although records wait or a lane starts. When the job must
     stop, a micro-batch that does not end within this time is interrupted, and runs again at the next start. The time must be
     longer than any micro-batch."""
 

@@ -44,7 +44,7 @@ class _Layer(NamedTuple):
     file: str = ""
     """The path of the file. Empty: the environment."""
     variables: Mapping[tuple[str, str], str] = {}
-    """The variable by area and field, as written in the environment. Empty for a file."""
+    """The name of the environment variable, by area and field. Empty for a file."""
 
 
 def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Path()) -> settings.Settings:
@@ -74,7 +74,7 @@ def read(environ: Mapping[str, str], config: Path | None = None, root: Path = Pa
 
 
 def finds_nothing(environ: Mapping[str, str], root: Path = Path()) -> bool:
-    """Return True if `read` with the same arguments, and no `config`, finds no settings file and no setting in `environ`."""
+    """Return True if `read` with these arguments, and without `config`, finds no settings file and no setting in `environ`."""
     variables = {name for name, value in environ.items() if name.startswith(PREFIX) and (value or name not in NO_SETTINGS)}
     return variables <= {f"{PREFIX}IMAGE"} and not any(_is_file(root / name) for name in DEFAULT_FILES)
 

@@ -107,7 +107,7 @@ def readiness(facts: Facts) -> ProbeAnswer:
 def worst_of(verdicts: Mapping[str, ProbeAnswer]) -> ProbeAnswer:
     """Return the verdict on the process: the first verdict that is not ok; if all are ok, the first.
 
-    `verdicts` must have at least one verdict. Its keys are the names of the lanes.
+    The keys of `verdicts` are the names of the lanes. There must be at least one verdict.
     """
     return next((verdict for verdict in verdicts.values() if not verdict.ok), next(iter(verdicts.values())))
 
@@ -139,7 +139,7 @@ class Backlog:
     partitions: int = 0
     """Number of Kafka partitions that the lane reads; 0: unknown, or none."""
     has_no_topics: bool = False
-    """True if the lane is known to have no topic of events. False: it has one, or that is unknown."""
+    """True if the lane is known to have no topic of events. False: the lane has a topic, or its topics are unknown."""
 
 
 class Watch:
@@ -163,7 +163,7 @@ class Watch:
         self.paused_topics: Positions = {}
         """Positions of the topics that the lane leaves out while it waits for their schemas."""
         self.has_no_topics = False
-        """True if the lane runs and Kafka has no topic for it. False also until that is known."""
+        """True if the lane runs and Kafka has no topic for it. False also until the lane's topics are known."""
         self.awaits_report = False
         """True if the lane's query runs in micro-batches and has not reported progress yet. So its first micro-batch has not
         ended, or the query still starts."""

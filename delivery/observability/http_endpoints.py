@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(config: settings.MetricsSettings, watches: Mapping[str, health.Watch]) -> None:
-    """If `metrics.port` is set, start a thread that serves `/metrics`, `/healthz` and `/readyz` until the process ends.
+    """Start a thread that serves `/metrics`, `/healthz` and `/readyz` until the process ends, if `metrics.port` is set.
 
     The metric fanout_ready follows `watches`, also if the port is not set. `watches` has, by name, a watch for each lane of a
     job, or the one watch of `fanout archive` or `fanout serve`. Called once, early in the start of a process. Raise
@@ -58,7 +58,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, listening_socket: socket.socket, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         super().__init__(listening_socket.getsockname()[:2], handler, bind_and_activate=False)
-        self.socket.close()  # of IPv4, whatever the address is
+        self.socket.close()  # made by the base class for IPv4, whatever the address is
         self.socket = listening_socket
 
     def handle_error(self, *_: Any) -> None:

@@ -48,10 +48,10 @@ BOUNDS = BatchingBounds()
 
 
 class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
-    """The stored events of one endpoint, as the shard's index counts them."""
+    """The index entry of one endpoint: the number, size, age and segments of the endpoint's stored events."""
 
     bounds: segment.Bounds
-    """The bounds of the endpoint's batches, as they came with the events that were added last."""
+    """The bounds of the endpoint's batches. Each pending batch brings bounds with its events, and the latest bounds apply."""
     events: int
     """Number of stored events."""
     size: int
@@ -63,10 +63,10 @@ class EndpointEvents(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def due_ms(self) -> int:
-        """Return when the next batch is due, in milliseconds since the epoch.
+        """Return when the next batch is due, in milliseconds since the epoch. 0: now, because the stored events fill a batch.
 
-        0: the batch is due at once, because the stored events fill it. After a decision such a batch is stored only if
-        `BatchingBounds.max_sent_bytes` kept it back.
+        A decision sends full batches at once. So a full batch stays stored only if `BatchingBounds.max_sent_bytes` kept it
+        back.
         """
         is_full = self.events >= self.bounds.max_events or self.size >= self.bounds.max_bytes
         return 0 if is_full else self.due_by_time_ms
@@ -155,11 +155,14 @@ def decide(
     """Decide which batches of a shard are sent now; return them with the changes of the state. `index` is changed in place.
 
     `arrived` are the segments that came in this micro-batch, in any order. `read` returns the stored segment with a given
-    number. A second run with the same arguments sends the same batches. A batch that is due within `look_ahead_ms` is sent now:
-    at the next decision it would be late. A decision sends the due events of endpoints with stored events up to
-    `bounds.max_sent_bytes` together, oldest events first, but always those of at least one endpoint. Endpoints that exceed this
-    bound wait for the next decision. An event whose arrival is after `now_ms` counts as arrived at `now_ms`, because the clock
-    was set back since, or another clock is fast. Raise StateUnreadable for a segment of another version.
+    number. A second run with the same arguments sends the same batches. Raise StateUnreadable for a segment of another version.
+
+    1. A batch that is due within `look_ahead_ms` is sent now, because the next decision would send it too late.
+    2. Due endpoints with stored events are sent, oldest events first, up to `bounds.max_sent_bytes` together, but at least one
+       endpoint. Endpoints that exceed this bound wait for the next decision.
+    3. A due endpoint whose events have all arrived in this micro-batch is always sent.
+    4. Clocks may be set back, or differ between machines. An event that seems to arrive after `now_ms` counts as arrived at
+       `now_ms`.
     """
     return _Batcher(index, read, now_ms, look_ahead_ms, bounds).decide(arrived)
 
@@ -178,7 +181,8 @@ class _Batcher:
         self._open: dict[int, dict[str, segment.PendingBatch]] = {}
         """Decoded segments by number. Each is kept until all of its events that are sent now are taken out."""
         self._readers: Counter[int] = Counter()
-        """By number of a segment: how many endpoints have events in the segment that are sent now and not taken out yet."""
+        """For each segment, by number: how many endpoints still have events in the segment that this decision sends. The count
+        falls when the events of an endpoint are taken out."""
         self._decision = BatchingDecision(index=index)
 
     def decide(self, arrived: Iterable[bytes]) -> BatchingDecision:
@@ -230,7 +234,7 @@ class _Batcher:
         endpoint.oldest_ms = min(endpoint.oldest_ms, batch.oldest_ms, self._now_ms)
 
     def _limit_arrivals(self) -> bool:
-        """Set the oldest arrival of each endpoint to `now_ms` if it is later than `now_ms`. Return True if there was one."""
+        """Set each endpoint's oldest arrival to `now_ms` if the arrival is later. Return True if an arrival was changed."""
         ahead = [endpoint for endpoint in self._index.endpoints.values() if endpoint.oldest_ms > self._now_ms]
         for endpoint in ahead:
             endpoint.oldest_ms = self._now_ms
@@ -239,10 +243,11 @@ class _Batcher:
     def _sending(self, immediate: set[str]) -> list[str]:
         """Return the sorted keys of those endpoints in the index whose events are sent now.
 
-        Endpoints are due by their bounds, or because they are in `immediate`. Of the due endpoints these are sent:
-        1. Endpoints with events in segments: those with the oldest events, up to `max_sent_bytes` together, but at least one.
-        2. Endpoints whose events have all arrived in this micro-batch: all of them. Their events are in memory already, and a
-           micro-batch is bounded.
+        Endpoints are due by their bounds, or because they are in `immediate`. There are two kinds of due endpoints:
+        1. Endpoints with events in segments. They are sent, oldest events first, up to `max_sent_bytes` together, but at least
+           one endpoint.
+        2. Endpoints whose events have all arrived in this micro-batch. All of them are sent, because their events are in memory
+           already, and a micro-batch is bounded.
 
         Endpoints are sorted by key in segments too, so few segments are decoded at a time.
         """
@@ -271,22 +276,22 @@ class _Batcher:
         return batches[0]
 
     def _cut(self, batch: segment.PendingBatch, *, is_due: bool) -> segment.PendingBatch | None:
-        """Cut the events of an endpoint into full batches, and send these. Return the rest, which fills no batch.
+        """Send the events of an endpoint in full batches. Return the events that are left, which fill no batch.
 
-        With `is_due`, send the rest too. None: there is no rest, or it was sent.
+        With `is_due`, send these events too, in a batch of their own. Return None if no events are left, or if they were sent.
         """
         first, size, bounds = 0, 0, batch.bounds
         # The usual case: there is nothing to search.
         fits_one = len(batch.items) < bounds.max_events and batch.size < bounds.max_bytes
-        for place, item in enumerate(() if fits_one else batch.items):
-            if place > first and size + item.size > bounds.max_bytes:
-                self._send(batch.part(first, place), LeaveReason.BYTES)
-                first, size = place, 0
+        for position, item in enumerate(() if fits_one else batch.items):
+            if position > first and size + item.size > bounds.max_bytes:
+                self._send(batch.part(first, position), LeaveReason.BYTES)
+                first, size = position, 0
             size += item.size
-            if place + 1 - first == bounds.max_events or size >= bounds.max_bytes:
-                is_many = place + 1 - first == bounds.max_events
-                self._send(batch.part(first, place + 1), LeaveReason.COUNT if is_many else LeaveReason.BYTES)
-                first, size = place + 1, 0
+            if position + 1 - first == bounds.max_events or size >= bounds.max_bytes:
+                is_many = position + 1 - first == bounds.max_events
+                self._send(batch.part(first, position + 1), LeaveReason.COUNT if is_many else LeaveReason.BYTES)
+                first, size = position + 1, 0
         if first == len(batch.items):
             return None
         rest = batch.part(first, len(batch.items))
@@ -331,7 +336,8 @@ class _Batcher:
     def _remove_from_segment(self, number: int, key: str) -> segment.PendingBatch:
         """Take the events of one endpoint out of a stored segment, and return them.
 
-        The segment is decoded for the first of its endpoints, and kept for its other endpoints whose events are sent.
+        The first call for a segment decodes the segment. The decoded segment is kept until the events of all endpoints that
+        `_readers` counts were taken out.
         """
         batches = self._open.pop(number, None)
         if batches is None:

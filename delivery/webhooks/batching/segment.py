@@ -31,8 +31,8 @@ with a single pending batch may exceed MAX_BYTES."""
 SPREAD, MAX_SPREAD_MS = 0.1, 10_000
 """`bounds_of` reduces an endpoint's longest wait by at most the share SPREAD, and by at most MAX_SPREAD_MS milliseconds."""
 _SPREAD_SALT = -1
-"""Salt that `bounds_of` passes to `shard_of`, so that the reduction does not depend on the endpoint's shard. No full batch has
-this salt: their salts are 0, 1, …"""
+"""Salt that `bounds_of` passes to `shard_of`, so that the reduction does not depend on the endpoint's shard. The salts of full
+batches are 0, 1, … (`shard_of`), so -1 is free."""
 _FRAME_BYTES = 136
 """Bytes that a body adds to an event's attributes and payload, in the larger content mode. A test checks the number."""
 _ATTRIBUTES_FRAME_BYTES = 16
@@ -87,7 +87,8 @@ class Packed(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def event(self) -> Event:
         """Return the event as an Event.
 
-        `content`, `framed`, and the record's value and key are None. `has_invalid_time` is False.
+        The fields that are not packed are None: `content`, `framed`, and the record's value and key. `has_invalid_time` is
+        False.
         """
         record = Record(self.topic, self.partition, self.offset, self.appended_at_ms, None, self.headers)
         return Event(
@@ -126,7 +127,7 @@ class Bounds(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Mark:
-    """The marks by which the task that collected a pending batch tells the shard when to send it."""
+    """The mark of a pending batch. The task that collects the events sets the mark, which says when the shard sends them."""
 
     WAITS = 0
     """The shard sends the events when they fill a batch, or when the oldest has waited long enough."""
@@ -193,7 +194,7 @@ class PendingBatch:
 
 
 class _WrittenBatch(msgspec.Struct, array_like=True, gc=False):
-    """A pending batch as written. `places` has the index of each item in the lists of the segment."""
+    """A pending batch in a segment. `places` has the index of each of its items in the lists of _Segment."""
 
     endpoint_id: EndpointId
     customer_id: CustomerId
@@ -249,9 +250,9 @@ def shard_of(endpoint_id: EndpointId, shards: int, salt: int = 0) -> int:
 def bounds_of(endpoint_id: EndpointId, batching: Batching) -> Bounds:
     """Return the bounds of an endpoint's batches, with a reduced wait.
 
-    The endpoint's id decides the reduction: at most the share SPREAD of the wait, and at most MAX_SPREAD_MS. Without the
-    reduction, batches that began to wait together, as after a start of the job, would be due together for ever. A thousand
-    batches would leave in one moment, and none between.
+    The reduction is at most the share SPREAD of the wait, and at most MAX_SPREAD_MS. Only the endpoint's id decides how large
+    the reduction is. Without the reduction, batches that began to wait together, as after a start of the job, would be due
+    together for ever. A thousand batches would leave in one moment, and none between.
     """
     max_wait_ms = round(batching.max_wait_s * 1000)
     spread_ms = min(round(max_wait_ms * SPREAD), MAX_SPREAD_MS)

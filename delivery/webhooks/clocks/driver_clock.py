@@ -4,7 +4,8 @@ The reasons are in docs/adr/0033. A stamp is the driver's time that the driver w
 of the real-time lane. A worker receives a stamp some time after the driver wrote it. So the worker's clock minus the stamp is
 the difference of the clocks plus a wait that is never negative. The minimum of this value over the last SAMPLES stamps is the
 best estimate of the difference of the clocks. NTP's clock filter uses a minimum too (RFC 5905, section 10). A worker that is
-behind by at most BEHIND_S, or ahead by at most AHEAD_S, counts as neither behind nor ahead.
+behind by at most BEHIND_S, or ahead by at most AHEAD_S, counts as neither behind nor ahead. The worker's own time is then the
+estimate of the driver's time.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ SAMPLES = 20
 """Number of the latest stamps over which the minimum is taken. After a clock has jumped, the estimate is right again after this
 many stamps at the latest."""
 BEHIND_S = 1.0
-"""Seconds. A worker counts as behind if its clock was more than this before one of the last SAMPLES stamps. A wait cannot
-explain this, because a wait only makes the worker's clock look ahead."""
+"""Seconds. A worker counts as behind if its clock was more than BEHIND_S earlier than one of the last SAMPLES stamps. No wait
+explains this, because a wait only makes the worker's clock look ahead."""
 AHEAD_S = 30.0
-"""Seconds. A worker counts as ahead if its clock was more than this ahead of each of the last SAMPLES stamps. On a busy
-cluster one task may wait this long, but hardly every task."""
+"""Seconds. A worker counts as ahead if its clock was more than AHEAD_S later than each of the last SAMPLES stamps. On a busy
+cluster one task may wait this long before it reads its stamp, but hardly every task."""
 ENOUGH_SAMPLES = 3
-"""Fewest stamps after which a new worker may count as ahead. The first task of a worker waits for the process to start, so its
-stamp is late."""
+"""Fewest stamps after which a new worker may count as ahead. The first task of a worker waits for the process to start. So the
+task reads its stamp late, and the worker's clock looks ahead."""
 
 
 class DriverClock:

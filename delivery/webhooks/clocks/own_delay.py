@@ -34,7 +34,7 @@ class OwnDelay:
     def delay_since_last_call_s(self) -> float:
         """Return the seconds of delay since the last call, or since the object was created.
 
-        A counter that cannot be read now or could not be read at the last call does not count.
+        A counter counts only if it could be read both now and at the last call.
         """
         before, self._last = self._last, self._read()
         return max((self._last[fd] - before[fd] for fd in self._last.keys() & before.keys()), default=0.0)

@@ -1,9 +1,9 @@
-"""Read the further attributes of a CloudEvent: those without a field in `Event`. These are `subject`, `dataschema`, extensions.
+"""Read the further attributes of a CloudEvent: `subject`, `dataschema` and extensions, which have no field in `Event`.
 
 Runs in the executors, the archive, the API and the commands. Pure.
 
-Source: CloudEvents 1.0.2, "Attribute Naming Convention" and "Type System"; "JSON Event Format", sections 2.2 and 2.4.
-A producer chooses names and values. A name becomes part of a header to the receiver, so an event with an invalid name is
+Source: CloudEvents 1.0.2, "Attribute Naming Convention" and "Type System"; "JSON Event Format", sections 2.2 and 2.4. A
+producer chooses names and values. A name becomes part of a header to the receiver, so an event with an invalid name is
 rejected.
 """
 
@@ -21,7 +21,7 @@ MAX_ATTRIBUTES = 32
 MAX_BYTES = 8 * 1024
 """Most bytes of the names and values of one event's further attributes, in UTF-8. The bytes travel through state and topics."""
 NAMED = frozenset({"specversion", "id", "source", "type", "time", "datacontenttype", "tenantid", "subtenantid"})
-"""Names that no further attribute may have. An attribute with such a name has a field in `Event`, or says how to read the
+"""Names that no further attribute may have. `Event` has a field for such an attribute, or the attribute says how to read the
 event."""
 JSON_MEMBERS = NAMED | {"data", "data_base64"}
 """Names of members of a structured event that are not further attributes."""
@@ -34,7 +34,7 @@ _NEVER_EMPTY = frozenset({"subject", "dataschema"})
 """Further attributes that count as missing when they are empty, as the attributes in NAMED do."""
 _MIN_INTEGER, _MAX_INTEGER = -(2**31), 2**31 - 1
 _FURTHER = "attributes besides those that every event has (id, source, type, time, …): leave some out, or move them into `data`"
-"""End of two texts of EventRejected. It does not say "further attributes", because producers do not know this term."""
+"""End of two texts of EventRejected. The texts do not say "further attributes", because producers do not know this term."""
 
 
 def require_utf8(headers: Iterable[str]) -> None:

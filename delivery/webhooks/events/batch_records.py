@@ -26,7 +26,8 @@ MAX_WRITTEN_BYTES = 4 * 1024 * 1024
 """Most bytes of all new records of one batch record together. Each new record repeats the headers, so headers of 200 KiB and a
 thousand events would be 200 MB."""
 _NOT_COPIED = frozenset({"content-type", content_encoding.HEADER})
-"""Names of the headers, in lower case, that describe the value of the batch record and not that of a new record."""
+"""Names, in lower case, of the headers that describe the value of the batch record. These headers are not copied to the new
+records."""
 _MAX_VALUE_BYTES = 1024 * 1024
 """Bound of decompression, in bytes: above the largest allowed `source.max_event_bytes`. The parser has checked the record by
 this setting before."""

@@ -33,8 +33,8 @@ _PLAIN_JSON = re.compile(r"application/json[ \t]*(?:;[ \t]*(?:charset=[^;]*)?)?"
 """`application/json` without parameters, or with a charset, which RFC 8259 gives no effect."""
 _TEXT_TYPE = re.compile(r"(?:text/[^;]*|application/xml|[^/]*/[^;]*\+xml)[ \t]*(?:;|$)", re.IGNORECASE)
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-"""Control characters, most of which JSON escapes with six characters. Text with them could need six times its bytes in a body,
-so it counts as bytes. Hardly any text has them."""
+"""Control characters. JSON escapes most of them with six characters, so text with them could need six times its bytes in a
+body. A payload with a control character therefore counts as bytes. Hardly any text has control characters."""
 _CHARSET = re.compile(r";[ \t]*charset=[ \t]*\"?([^\"; \t]*)", re.IGNORECASE)
 _UNICODE = frozenset({"utf-8", "utf8", "us-ascii"})
 

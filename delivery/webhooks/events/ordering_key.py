@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 
 MISSING = ""
-"""Key of events without a usable field. Such events stay in order with each other. No value of the field has this key."""
+"""Key of events without a usable field. All these events stay in order with each other. No value of the field has this key,
+because the JSON of a value is never empty."""
 MAX_BYTES = 128
 """Most bytes of a value in a key, because keys are in the retry lane's state. A longer value is replaced by its digest."""
 

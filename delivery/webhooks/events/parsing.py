@@ -145,9 +145,9 @@ def require_room(record: Record, json_bytes: int) -> None:
 def header_bytes(name: str, content: bytes) -> int:
     """Return the number of bytes for which a record's header counts towards `Layout.max_bytes` and MAX_KEPT_BYTES.
 
-    The number is at least three quarters of the header's bytes in the JSON of a dead letter. The header's bytes in Kafka would
-    be no measure. An empty header has two bytes in Kafka, and thirty in that JSON. A control character in a header's name has
-    one byte in Kafka, and six in that JSON.
+    The number is at least three quarters of the header's bytes in the JSON of a dead letter. The size in Kafka does not bound
+    the size in this JSON. An empty header has two bytes in Kafka, and thirty in the JSON. A control character in a name has one
+    byte in Kafka, and six in the JSON.
     """
     return len(orjson.dumps(name)) + len(content) + HEADER_OVERHEAD_BYTES
 
@@ -161,8 +161,8 @@ def _owner_of(topic: str, tenant_of_topic: str) -> str | None:
 def _read(record: Record, layout: Layout) -> Event:
     """Return the event in a record, decompressed and parsed in the mode in which the record was written.
 
-    1. A `content-type` that begins with `application/cloudevents` is structured mode. Only `+json` is an event. `-batch+json`
-       is a batch record.
+    1. A `content-type` that begins with `application/cloudevents` is structured mode: with `+json` an event, with `-batch+json`
+       a batch record. Any other ending is rejected.
     2. A `ce_specversion` header is binary mode.
     3. Any other record is plain JSON.
     """

@@ -15,9 +15,9 @@ _SCAN_VALUE = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # set 
 def of(value: bytes, name: str) -> bytes:
     """Return the value of the top-level member `name` of a valid JSON object, as its unchanged bytes.
 
-    Of several members of this name the last counts. Raise EventRejected if the object lacks the member, or is nested too
-    deeply. This search is needed because the JSON libraries in use return no positions of values. Writing the parsed value
-    again would change its bytes.
+    If the object has several members of this name, the last counts. Raise EventRejected if the object lacks the member, or is
+    nested too deeply. This search is needed because the JSON libraries in use return no positions of values. Writing the parsed
+    value again would change its bytes.
     """
     text = value.decode()
     try:

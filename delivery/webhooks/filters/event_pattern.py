@@ -67,7 +67,7 @@ class _Work:
         self._left = MAX_ELEMENT_TESTS
 
     def spend(self, tests: int) -> None:
-        """Count `tests` before they are made; raise _TooCostlyError if they are too many."""
+        """Count `tests` further tests before they are made; raise _TooCostlyError if fewer tests are left."""
         self._left -= tests
         if self._left < 0:
             raise _TooCostlyError
@@ -86,7 +86,7 @@ _MISSING: dict[str, Any] = {}
 
 
 class _Compiled(NamedTuple):
-    """A part of a pattern, compiled."""
+    """A compiled part of a pattern: an object, a field, one alternative list, or the branches of `$or`."""
 
     judge: _Judge
     max_tests: int
@@ -102,10 +102,10 @@ class Filter:
         self._judge = judge
 
     def matches(self, document: Mapping[str, Any]) -> bool:
-        """Return True if a parsed JSON object matches the pattern, by at most MAX_ELEMENT_TESTS. Never raises.
+        """Return True if `document`, a parsed JSON object, matches the pattern. Never raises.
 
-        A lane calls `matches` for each event of the subscription's types and tenants. An index of the filters
-        (`filters.index`) may rule the filter out before.
+        A document that needs more than MAX_ELEMENT_TESTS does not match. A lane calls `matches` for each event of the
+        subscription's types and tenants. An index of the filters (`filters.index`) may rule the filter out before.
         """
         try:
             return self._judge(document, _Work()) != _NO
@@ -159,7 +159,10 @@ def _as_stored(value: Any) -> Any:
 
 
 def _object(pattern: Any, path: str, depth: int) -> _Compiled:
-    """Return the judge of an object in a pattern. A document must match each field, and a branch of `$or` if there is one."""
+    """Return the judge of an object in a pattern; raise FilterError if the object is invalid.
+
+    A document must match each field of the object. If there is an `$or`, the document must also match one of its branches.
+    """
     if not isinstance(pattern, dict) or not pattern:
         raise errors.FilterError(path, 'must be an object with at least one field: {"data": {"status": ["paid"]}}')
     if depth > MAX_DEPTH:
@@ -231,7 +234,7 @@ def _values(alternatives: list[Any], path: str) -> _Compiled:
     """Return the judge of a field that the pattern compares with a list of alternatives.
 
     One of `alternatives` must match the field's value, or one element if the value is an array. `{"exists": false}` matches a
-    field that has no value, and an array of which no element has one. Raise FilterError for an invalid alternative.
+    field that has no value, and an array without an element that has a value. Raise FilterError for an invalid alternative.
     """
     tests, max_tests = operators.compile_alternatives(alternatives, path)
     when_missing = _BY_ABSENCE if operators.Absent in tests else _NO

@@ -78,7 +78,8 @@ class FilterIndex(Generic[Item]):
 class _Part(NamedTuple):
     """A key: the slice from `start` to `end` of a text at `path` equals `text`.
 
-    `start` or `end` None: the slice begins or ends where the text does. `is_folded`: the slice is taken after case folding.
+    If `start` is None, the slice begins where the text does. If `end` is None, the slice ends where the text does. With
+    `is_folded`, the text is case-folded first, and the slice is taken from the folded text.
     """
 
     path: Path
@@ -112,7 +113,8 @@ class _Present(NamedTuple):
 _Key: TypeAlias = _Part | _Literal | _InRange | _Present
 _Conditions: TypeAlias = "list[list[_Key | _Conditions]]"
 """Conditions of a pattern, each a list of alternatives. A document that matches fulfils at least one alternative of each
-condition. An alternative is a key, or the conditions of a branch of `$or`, or of a wildcard: its start and its end."""
+condition. An alternative is a key, or a list of conditions in turn: those of a branch of `$or`, or the start and the end of a
+wildcard."""
 
 
 def _conditions(pattern: Mapping[str, Any], path: Path) -> _Conditions:
@@ -191,7 +193,7 @@ def _weight_function(keys: Iterable[_Key]) -> Callable[[_Key], float]:
 
 
 def _lightest(conditions: _Conditions, weigh: Callable[[_Key], float]) -> tuple[float, list[_Key]]:
-    """Return the weight and the keys of the lightest condition. Without a condition the weight is infinite."""
+    """Return the weight and the keys of the condition with the least weight. Without a condition the weight is infinite."""
     return min(
         (_together(alternatives, weigh) for alternatives in conditions), key=operator.itemgetter(0), default=(math.inf, [])
     )
@@ -232,7 +234,7 @@ def _by_length(keyed: tuple[_Part | _Literal | _Present, Any]) -> int:
 class _PathNode(Generic[Item]):
     """The items with a key at one path of a document, and the nodes of the paths below.
 
-    Keys must be added in the order of `_by_length`: no slice that is longer than a text is looked up.
+    Keys must be added in the order of `_by_length`. A look-up ends at the first slice that is longer than the text.
     """
 
     __slots__ = ("_below", "_literals", "_parts", "_present", "ranges")

@@ -1,11 +1,11 @@
-"""Find the ranges, among many, that contain a number, or only whether there is one, without testing each range.
+"""Find which of many ranges contain a number, or whether any range does, without testing each range.
 
 Runs wherever events are matched with subscriptions. Imports the standard library only. Pure.
 
 The sorted bounds of all ranges divide the numbers into slots: one for each bound, and one for each gap. A range covers
 consecutive slots, and is stored at the fewest nodes of a segment tree that cover them. A number is in one slot. The ranges that
-contain the number are at the slot's own node and at the nodes above it. So a search takes as many steps as the logarithm of
-the number of bounds. Whether any range contains a number is known from the slot alone.
+contain the number are at the slot's own node and at the nodes above this node. So a search takes as many steps as the logarithm
+of the number of bounds. Whether any range contains a number is known from the slot alone.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RangeUnion:
 
 
 class _Slots:
-    """The slots of the numbers between the bounds of some ranges. Slots count from 0, from the lowest numbers on."""
+    """Divide the numbers into slots by the bounds of some ranges. Slots count from 0, from the lowest numbers on."""
 
     __slots__ = ("_bounds", "count")
 

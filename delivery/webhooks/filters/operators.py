@@ -40,7 +40,10 @@ class Alternatives(NamedTuple):
 
 
 class _Alternative(NamedTuple):
-    """One alternative. All alternatives of a field with the same `build` are compiled together, from a list of operands."""
+    """One alternative of a field, before it is compiled: the function that compiles it, and its operand.
+
+    All alternatives of a field with the same `build` are compiled together, from a list of their operands.
+    """
 
     build: Callable[[list[Any]], Tests]
     operand: Any
@@ -339,7 +342,10 @@ def _absent(_: list[None]) -> Tests:
 
 
 def _none_excluded_by_all(exclusions: list[Tests]) -> Tests:
-    """Return tests that accept a scalar unless each of `exclusions` accepts it: several `anything-but` are alternatives."""
+    """Return the tests of a field's `anything-but` alternatives. Each of `exclusions` accepts what one alternative excludes.
+
+    The alternatives are joined by "or". So a scalar is refused only if every one of `exclusions` accepts it.
+    """
     return {kind: _not_all([excluded.get(kind, _never) for excluded in exclusions]) for kind in SCALARS}
 
 

@@ -18,10 +18,10 @@ import orjson
 from delivery import errors
 
 MAX_NODES = 10_000
-"""Most records and nulls in a value of one record type, besides _NODES_PER_BYTE for each byte that the value needs in Avro. A
-schema that allows more is refused."""
+"""Most records and nulls in a value of one record type, without those in its unions, arrays and maps. For each byte that the
+value needs in Avro, _NODES_PER_BYTE more are allowed. A schema that exceeds this bound is refused."""
 _NODES_PER_BYTE = 10
-"""Records and nulls that a value may have, besides MAX_NODES, for each byte that the value needs in Avro."""
+"""Further records and nulls that a value may have for each byte that the value needs in Avro (see MAX_NODES)."""
 MAX_JSON_BYTES = 2**20
 """Most bytes of JSON of a body whose JSON is counted. A body with more is refused before its conversion. The number is above
 the largest allowed `source.max_event_bytes`."""
@@ -56,11 +56,12 @@ class _Type:
         self.least_bytes = least_bytes
         """Least bytes of a value in Avro, without its parts. For the kind _FIXED, each value has exactly this many bytes."""
         self.name = name
-        """Name of a record. "null": the type is null. Empty: another type, or the entry of an array or a map."""
+        """Name of a record, or "null" for the type null: their values count as nodes. Empty for any other type, and for the
+        entry of an array or a map."""
         self.parts: list[_Type] = []
-        """Fields of a record, last first. Branches of a union. The entry of an array or a map, as a record."""
+        """For a record its fields, the last first. For a union its branches. For an array or a map its entry, as a record."""
         self.symbols: list[int] = []
-        """Bytes of JSON of an enum's symbols."""
+        """For each symbol of an enum, the bytes of the symbol in JSON."""
 
 
 class _Size(NamedTuple):
@@ -69,7 +70,8 @@ class _Size(NamedTuple):
     nodes: int
     """Records and nulls."""
     json_bytes: int
-    """Bytes of JSON. An enum counts with its longest symbol, a union with its longest branch without bytes."""
+    """Bytes of JSON. An enum counts with its longest symbol. A union counts with the longest of those branches that have no
+    bytes in Avro."""
     least_bytes: int
     """Least bytes in Avro."""
 
@@ -77,7 +79,7 @@ class _Size(NamedTuple):
 class AvroExpansion:
     """Refuse bodies of one parsed schema whose JSON would be too large. `named` has the definition of each named type.
 
-    The length of a body gives an upper bound of its JSON's size. Only if this bound is large is the body's JSON counted.
+    The length of a body gives an upper bound of its JSON's size. The body's JSON is counted only if this bound is large.
 
     Raise ValueError for a type whose values may have more than MAX_NODES records and nulls in few bytes.
     """
@@ -89,10 +91,11 @@ class AvroExpansion:
         """None: the type is being examined."""
         self._recursive: set[_Type] = set()
         self._per_byte = 0.0
-        """Most bytes of JSON that a byte of a body can become, by the types in unions, arrays and maps. A body has the other
-        types only once, in `_once`."""
+        """Most bytes of JSON that a byte of a body can become, by the types in unions, arrays and maps. All other types occur
+        once in a body: `_once` counts them."""
         self._without_bytes = 0
-        """Most bytes of JSON of an entry of an array or map in which only a recursive type has bytes."""
+        """Most bytes of JSON of an entry of an array or map that seems to have no bytes in Avro. Only an entry with a recursive
+        type does, because `_size` counts no bytes for this type."""
         self._root = self._type(schema)
         self._once = min(self._size(self._root).json_bytes, MAX_UNCOUNTED_BYTES + 1)
         """Bytes of JSON that each body has outside unions, arrays and maps. Cut just above MAX_UNCOUNTED_BYTES, because a
@@ -166,7 +169,7 @@ class AvroExpansion:
         return record
 
     def _size(self, part: _Type) -> _Size:
-        """Return the size of a value of this type. Note all types in its unions, arrays and maps."""
+        """Return the size of a value of this type. Call `_note` for all types in its unions, arrays and maps."""
         if part in self._sizes:
             known = self._sizes[part]
             if known is None:  # a type in itself, behind a union, array or map. It is noted at the end.
@@ -192,7 +195,10 @@ class AvroExpansion:
         return size
 
     def _note(self, size: _Size) -> None:
-        """Note the size of a type in a union, array or map."""
+        """Record the size of a type in a union, array or map.
+
+        The size counts for `_per_byte`, or for `_without_bytes` if the type counts no bytes in Avro.
+        """
         if size.least_bytes:
             self._per_byte = max(self._per_byte, size.json_bytes / size.least_bytes)
         else:
@@ -246,9 +252,10 @@ def _length(number: int) -> int:
 
 
 def _long(body: bytes, position: int) -> tuple[int, int]:
-    """Return the number at `position`, and the position behind it. Raise IndexError or ValueError if it is broken.
+    """Return the number at `position`, and the position behind it.
 
-    More than ten bytes are broken: fastavro's compiled reader takes them, and reads another number than this function would.
+    Raise IndexError or ValueError if the number is broken or has more than ten bytes. fastavro's compiled reader accepts a
+    longer number, but reads another value than this function would.
     """
     value = body[position]
     position += 1

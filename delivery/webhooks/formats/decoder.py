@@ -172,7 +172,7 @@ def _media_type(headers: Mapping[str, bytes]) -> str:
 
 
 def _is_kept(header: tuple[str, bytes]) -> bool:
-    """Return True for a header that is also true of the decoded value.
+    """Return True for a header that also describes the decoded value. The parser gets only these headers.
 
     Return False for `content-encoding`. Return False for `content-type`, with two exceptions:
     1. `content-type` is `application/cloudevents+json`. The decoded JSON is a CloudEvent.

@@ -2,8 +2,8 @@
 
 Runs in the executors, the archive and the commands.
 
-In JSON, each message has all its fields without presence, even if they are not set. So an empty message of two bytes becomes as
-many bytes of JSON as its fields' names have, and more in memory. A value of a few hundred compressed bytes can have 100,000
+In JSON, each message has all its fields without presence, even if they are not set. So an empty message of two bytes becomes
+JSON with the names of all these fields, and takes even more memory. A value of a few hundred compressed bytes can have 100,000
 such messages. The module counts the JSON before Protobuf parses a value. A value is counted only if its schema and its size
 allow too much JSON.
 """
@@ -19,15 +19,15 @@ from delivery import errors
 MAX_JSON_BYTES = 2**20
 """Bytes of JSON above which a value is refused before its conversion. Above the largest allowed `source.max_event_bytes`."""
 _FIELDS_PER_BYTE = 8
-"""Number of fields of a message's type that count as at least one byte of JSON. A parsed message takes up to 16 bytes of memory
-for each field of its type, also for fields with presence, which JSON leaves out. So a value within MAX_JSON_BYTES has at most
-some 128 MiB."""
+"""A message counts as at least one byte of JSON for each _FIELDS_PER_BYTE fields of its type. A parsed message takes up to 16
+bytes of memory for each field of its type. Fields with presence count too, although JSON leaves them out. So a value within
+MAX_JSON_BYTES takes at most some 128 MiB of memory."""
 _MAX_NESTED_ANY = 100
 """Most messages of `google.protobuf.Any` nested in one another. Protobuf has the same limit for messages."""
 _FIELD_OVERHEAD = 5
 """Least bytes of a field in JSON beside its name: two quotation marks, a colon, a value of one byte, a comma."""
 _NAME_OVERHEAD = 3
-"""Bytes of the name of an enum's value in JSON beside the name: two quotation marks and a comma."""
+"""Bytes that the name of an enum's value has in JSON, beside the name itself: two quotation marks and a comma."""
 _SHORT = 2
 """Least bytes in JSON of a message, with its comma, if its type is in _OWN_JSON."""
 _ENTRY = 5
@@ -77,7 +77,7 @@ class _Plan:
 
 
 class Root(NamedTuple):
-    """A message type with the most that its values can become."""
+    """A message type, with the bounds by which `require_room` finds values whose JSON may be too large."""
 
     plan: _Plan
     per_byte: float
@@ -162,7 +162,7 @@ class ProtobufExpansion:
                 for field in (*found.fields, *self._pool.FindAllExtensions(found)):
                     self._add(self._plans[found.full_name].parts, field, waiting)
         except (ValueError, errors.EventRejected):
-            self._plans.clear()  # some have no parts yet
+            self._plans.clear()  # some plans have no parts yet
             raise
         return plan
 
@@ -194,7 +194,10 @@ class ProtobufExpansion:
 
 
 def _own(descriptor: Any) -> int:
-    """Return the bytes of JSON that each message of this type has, at least; more for a type of very many fields."""
+    """Return the least bytes of JSON of a message of this type.
+
+    A message of a type with very many fields counts more, because of its memory (_FIELDS_PER_BYTE).
+    """
     held = len(descriptor.fields) // _FIELDS_PER_BYTE
     if descriptor.GetOptions().map_entry:
         value = descriptor.fields_by_name["value"].message_type
@@ -221,7 +224,7 @@ def _inner(message: Any) -> list[Any]:
 def _left(plan: _Plan, body: bytes, left: int) -> int:
     """Subtract the bytes of JSON of the messages and enums in `body` from `left`, and return the rest. Below 0: too large.
 
-    The count ends when the rest is below 0. It also ends at the first broken byte, because Protobuf refuses such a body.
+    The count ends when the rest is below 0. The count also ends at the first broken byte, because Protobuf refuses such a body.
     """
     parts: Mapping[int, _CountedField] = plan.parts
     around: list[tuple[Mapping[int, _CountedField], int]] = []
@@ -260,7 +263,10 @@ def _left(plan: _Plan, body: bytes, left: int) -> int:
 
 
 def _packed(names: Mapping[int, int], body: bytes, position: int, end: int) -> int:
-    """Return the bytes of JSON of a packed field's enums."""
+    """Return the bytes of JSON of the enum values in a packed field. The field is `body` from `position` to `end`.
+
+    Raise IndexError or ValueError if a value is broken.
+    """
     total = 0
     while position < end:
         number, position = _varint(body, position)

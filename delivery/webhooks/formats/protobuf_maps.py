@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 _FREE_FORM = frozenset({"google.protobuf.Any", "google.protobuf.ListValue", "google.protobuf.Struct", "google.protobuf.Value"})
-"""Messages whose JSON has maps or other messages, which their descriptor does not show. All their objects are sorted."""
+"""Message types whose JSON may have further objects that the type's descriptor does not show. All objects in the JSON of these
+types are sorted by their keys."""
 
 
 def sorted_by_key(document: Any, message: Any) -> Any:

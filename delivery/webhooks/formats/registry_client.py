@@ -101,10 +101,10 @@ class RegistryClient:
         A process reads a schema hardly more than once, so no connection is kept. Registries differ for Protobuf:
         1. Confluent's returns descriptors if asked for SERIALIZED, also of files that were registered as text.
         2. Apicurio 3.0.9 returns a file as it was registered, whatever it is asked for.
-        3. Apicurio 3.3.3, asked for SERIALIZED, returns no base64 for a file that was registered as text. It fails for a file
-           that was registered as a descriptor.
-        So this method first asks for the registered form. If that is text, it asks for SERIALIZED. It uses the second answer
-        only if that is a descriptor.
+        3. Apicurio 3.3.3, asked for SERIALIZED, returns no base64 for a file that was registered as text. For a file that was
+           registered as a descriptor, Apicurio fails.
+        So this method first asks for the registered form. If this form is text, the method also asks for SERIALIZED. The second
+        answer is used only if it is a descriptor.
         """
         with self._client() as client:
             found = client.get_schema(schema_id)

@@ -15,7 +15,8 @@ from delivery.webhooks.formats import avro, protobuf
 
 Decode = Callable[[bytes], bytes]
 """A function that takes the body of a framed value, and returns its JSON. The function raises EventRejected if the schema
-cannot be used, or if an Avro or Protobuf body does not fit its schema. It returns a JSON body unchanged and unchecked."""
+cannot be used, or if an Avro or Protobuf body does not fit its schema. For a JSON Schema, the function returns the body
+unchanged and unchecked."""
 
 
 class SchemaType(enum.StrEnum):
@@ -30,7 +31,7 @@ MAX_REFERENCES = 1000
 """Most schemas that one schema may need, directly or through others. The events of a schema that needs more are rejected."""
 _MEDIA_TYPES = {SchemaType.AVRO.value: "application/avro", SchemaType.PROTOBUF.value: "application/x-protobuf"}
 _ANY_BYTES = "application/octet-stream"
-"""Media type of framed JSON, which is no JSON because of the frame, and of values by schemas of unknown types."""
+"""Media type of framed JSON, which the frame makes no JSON, and of values by schemas of unknown types."""
 
 
 class Reference(NamedTuple):

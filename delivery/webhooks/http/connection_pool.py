@@ -95,7 +95,7 @@ class _Opening:
     def _own_failure(self) -> errors.LocalFailure | None:
         """Return a LocalFailure if the opening waits for room in the pool or for a thread of the resolver; None otherwise.
 
-        Such a wait proves nothing about the endpoint. A look-up waits for a thread if DNS servers of other endpoints hang, also
+        These waits prove nothing about the endpoint. A look-up waits for a thread if DNS servers of other endpoints hang, also
         of other customers' endpoints.
         """
         if not self.step:
@@ -181,8 +181,8 @@ class ConnectionPool:
     ) -> None:
         """`soft_connection_limit` gets a URL, and returns a number of open connections to the URL's host.
 
-        From this number on, a new connection to the host closes an idle connection to the same host. If there is no idle one,
-        the pool opens the new connection all the same.
+        If a host has at least this many open connections, the pool closes an idle connection to the host before it opens
+        another. If no connection to the host is idle, the pool closes none, and opens the new connection all the same.
         """
         self._soft_limit = soft_connection_limit
         self._open_by_host: collections.Counter[str] = collections.Counter()

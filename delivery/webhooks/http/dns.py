@@ -1,9 +1,9 @@
 """Look up host names in a thread pool of this process.
 
-Runs in the event loop of a worker, of the API or of a command. In workers and the API this is uvloop. The `getaddrinfo` of
-uvloop has four threads: four names with unresponsive DNS servers would block all other names. The system's resolver returns no
-TTL, so the connector caches a found name for DNS_TTL_S. A name that was not found is not cached: the next attempt looks it up
-again.
+Runs in the event loop of a worker, of the API or of a command. In workers and the API the event loop is uvloop. The
+`getaddrinfo` of uvloop has four threads: four names with unresponsive DNS servers would block all other names. The system's
+resolver returns no TTL, so the connector caches a found name for DNS_TTL_S. A name that was not found is not cached: the next
+attempt looks it up again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _AddressInfo = tuple[Any, ...]
 def chosen(found: Sequence[_AddressInfo], is_allowed: Callable[[str], bool]) -> list[_AddressInfo]:
     """Return at most MAX_ADDRESSES of the addresses that are allowed; the first of `found` if none is.
 
-    Of each family, the first MAX_CHECKED addresses count. Families take turns, so that no family is left out. Within a family
-    the order of the system stays.
+    If no address is allowed, the connection fails at this first address with BlockedSocket. The first MAX_CHECKED addresses of
+    each family count. Families take turns, so that no family is left out. Within a family the order of the system stays.
     """
     allowed = [
         [
@@ -71,8 +71,8 @@ class Resolver(abc.AbstractResolver):
     ) -> list[abc.ResolveResult]:
         """Return at most MAX_ADDRESSES addresses of `host`, of both families if it has both; raise OSError if none is found.
 
-        Addresses that the guard refuses are left out. If the guard refuses all, the result is one of them. The guard checks
-        each address again when its socket is created, and that check decides.
+        Addresses that the guard refuses are left out. If the guard refuses all addresses, the result is the first address. The
+        guard checks each address again when its socket is created, and that check decides.
         """
         lookup = self._lookups[host, port] = self._threads.submit(self._look_up, host, port, family)
         try:

@@ -20,10 +20,10 @@ MAX_EXTENSION_S = 8.0
 """Most seconds that own delay (this process waits for CPU or memory) adds to an attempt's timeout. Bounded, because a worker
 that ends waits for its attempts."""
 ENOUGH_S = 5.0
-"""Seconds by the endpoint clock. If an exchange ends at its extended timeout, the endpoint took too long if the endpoint had at
-least this time to respond. Otherwise the delay is our own."""
+"""Seconds by the endpoint clock. Own delay may extend a timeout until MAX_EXTENSION_S ends the exchange. Then the endpoint took
+too long if it had at least ENOUGH_S to respond. Otherwise the delay is our own."""
 ENOUGH_SHARE = 1 / 3
-"""The bound of ENOUGH_S as a share of the timeout. The larger of ENOUGH_S and this share holds."""
+"""If this share of the timeout is longer than ENOUGH_S, it holds in place of ENOUGH_S."""
 
 Deadline = tuple[float, float, float]
 """Two times at which an exchange ends, and a third that says whose delay it was, in seconds:
@@ -46,11 +46,11 @@ class Expiring(Protocol):
 
 
 class Deadlines:
-    """Expire exchanges at their deadlines. One timer serves all exchanges: a timer each would be a tenth of a request's cost.
+    """Expire exchanges at their deadlines, by one timer for all exchanges.
 
-    Created inside the event loop that uses it. `endpoint_time` returns the time by the endpoint clock, in seconds. In a worker
-    this clock slows down while the process waits for its own machine. `max_extension_s` is the most seconds that such waits add
-    to a timeout.
+    A timer for each exchange would be a tenth of the cost of a request. Created inside the event loop that uses it.
+    `endpoint_time` returns the time by the endpoint clock, in seconds. In a worker this clock slows down while the process
+    waits for its own machine. `max_extension_s` is the most seconds that such waits add to a timeout.
     """
 
     def __init__(self, endpoint_time: Callable[[], float], max_extension_s: float = MAX_EXTENSION_S) -> None:

@@ -66,7 +66,8 @@ MAX_HEADERS = 32
 MAX_HEADER_NAME_CHARS = 128
 MAX_HEADER_VALUE_CHARS = 4096
 _FRAMING = ("transfer-encoding", "trailer", "te", "expect")
-"""Headers that control how a body is sent. With a value of the customer's, the receiver could read a part of the body only."""
+"""Headers that control how a body is sent. If a customer could set these headers, the receiver might read only a part of the
+body."""
 _HOP_BY_HOP = ("connection", "keep-alive", "upgrade", "via", "host")
 """Headers about the connection (RFC 9110, section 7.6.1), and the host of the request."""
 _OURS = ("accept", "accept-encoding", "user-agent", "cookie", "range")

@@ -54,9 +54,9 @@ class HttpConnection(asyncio.Protocol):
         self.should_close = False
         """True if the connection can take no further request.
 
-        One reason is a response that was complete before its request was sent (RFC 9112, section 9.3). The rest of its request
-        waits in the transport. If a server never reads, the bytes of each further request would wait there too, without bound.
-        """
+        One reason is a response that was complete before the whole request was sent (RFC 9112, section 9.3). The rest of the
+        request waits in the transport. If a server never reads, the bytes of each further request would wait in the transport
+        too, without bound."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = bytearray()
@@ -95,7 +95,8 @@ class HttpConnection(asyncio.Protocol):
     def is_sending(self) -> bool:
         """Return True if a part of the request waits in the transport.
 
-        Over TLS, bytes that are encrypted already do not count. So one further request may join an unsent one.
+        Over TLS, bytes that are encrypted already do not count. So one further request may be written although the request
+        before has not left yet.
         """
         return self.transport is not None and self.transport.get_write_buffer_size() > 0
 

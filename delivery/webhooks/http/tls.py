@@ -1,8 +1,8 @@
 """Create the TLS context for connections to an endpoint: the authorities to trust, and the client certificate to show.
 
-Runs wherever `delivery.webhooks.sending.request` prepares a request. Registration checks the customer's TLS settings
-(`subscriptions_db/snapshot/endpoint_checks.py`), and of this module uses `require_usable` only. Chain and host name are always
-verified. Endpoints with the same context may share connections, so different settings never get the same context.
+Runs wherever `delivery.webhooks.sending.request` prepares a request. Registration checks the customer's TLS settings by
+`require_usable` (`subscriptions_db/snapshot/endpoint_checks.py`). Chain and host name are always verified. Endpoints with the
+same context may share connections, so different settings never get the same context.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES:!AESCCM"
 """Cipher suites of TLS 1.2, in OpenSSL's notation: the key exchange is ECDHE. With DHE the server chooses the group. A group of
 9,999 bits takes 0.9 s of CPU per handshake, on the event loop that all customers of a worker share."""
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of a process without free file descriptors or memory. They say nothing about a certificate."""
+"""Errors of a process that lacks file descriptors or memory. These errors say nothing about a certificate."""
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
 
@@ -35,9 +35,9 @@ _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 def context(settings: Tls | None) -> ssl.SSLContext:
     """Return the context for an endpoint's TLS settings; raise TargetRefused if they are invalid.
 
-    Raise OSError if this process lacks file descriptors or memory.
-    `settings` None: trust the system's authorities, and show no client certificate. Equal settings get the same object while it
-    is cached. aiohttp and ConnectionPool compare connections by this object. So a connection is used only with equal settings.
+    Raise OSError if this process lacks file descriptors or memory. `settings` None: trust the system's authorities, and show no
+    client certificate. Equal settings get the same context object while it is cached. aiohttp and ConnectionPool reuse a
+    connection only with the same context object. So different settings never share a connection.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host name
     made.minimum_version = ssl.TLSVersion.TLSv1_2

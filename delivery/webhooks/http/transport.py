@@ -20,8 +20,8 @@ from delivery.webhooks.http.origin import Target
 from delivery.webhooks.scheduling import endpoint_clock
 
 _LOCAL_ERRNO = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Errors by which the system says that files, memory or ports have run out here. Such an error proves nothing about the
-endpoint."""
+"""Errors by which the system says that this machine lacks file descriptors, memory or ports. These errors prove nothing about
+the endpoint."""
 
 _REQUEST_TIMEOUT = 408
 """Status with which some servers end an idle connection."""
@@ -53,7 +53,7 @@ class Transport:
         soft_connection_limit: Callable[[str], float] = lambda _: math.inf,
         bounds: connection_pool.PoolBounds = connection_pool.BOUNDS,
     ) -> None:
-        """`endpoint_time` is the clock by which timeouts are measured. It returns seconds.
+        """`endpoint_time` returns the time, in seconds, by the clock that measures timeouts.
 
         A worker passes its endpoint clock, which slows down while the process waits for CPU or memory. The default, the event
         loop's clock, does not. Waits for CPU or memory add at most `max_extension_s` seconds to a timeout. `max_connections` 0:
@@ -77,8 +77,8 @@ class Transport:
         `target.head` has the method: POST for deliveries and tokens, OPTIONS for handshakes. `headers` are the header lines of
         this request alone, each ended by CRLF. `timeout_s` bounds the time from the wait for a connection to the response, by
         `endpoint_time`. A timeout per read would never expire on an endpoint that sends byte by byte. Redirects are not
-        followed. If a reused connection breaks before any byte of the response, the request is sent again on a new connection.
-        The same applies if a reused connection returns a 408 and can take no further request.
+        followed. The request is sent again on a new connection in two cases. (1) A reused connection breaks before any byte of
+        the response. (2) A reused connection returns a 408, and can take no further request.
         """
         deadline = self._deadlines.within(timeout_s)
         request = b"%s%scontent-length: %d\r\n\r\n%s" % (target.head, headers, len(body), body)

@@ -44,9 +44,11 @@ JITTER = 0.2
 """Largest share by which a wait is shortened or lengthened at random. So deliveries that failed together do not return
 together."""
 LOCAL_WAIT_S = 5.0
-"""Seconds before the next attempt in the retry lane after a LocalFailure (a fault of the platform) or a 410 of the endpoint.
-After n LocalFailures in a row, the wait is n times as long, up to MAX_LOCAL_WAITS times. Also the wait of an entry for which a
-worker has no memory, and the shortest wait for a newer registry."""
+"""Seconds of three waits in the retry lane:
+1. The wait before the next attempt after a LocalFailure (a fault of the platform) or a 410 of the endpoint. After n
+   LocalFailures in a row, the wait is n times as long, up to MAX_LOCAL_WAITS times.
+2. The wait of an entry for which a worker has no memory.
+3. The shortest wait for a newer registry. The longest is MAX_BEHIND_S."""
 MAX_LOCAL_WAITS = 10
 """Most LocalFailures in a row that lengthen a wait."""
 MAX_BEHIND_S = 300.0
@@ -78,7 +80,8 @@ class QuickRetry:
         1. The error class is not in _RETRIED_QUICKLY: None. A throttled request with a `retry_after_s` is the exception.
         2. `retry_after_s` is longer than `max_retry_after_s`: None.
         3. The attempt was the last of `max_attempts`: None.
-        4. Otherwise the wait doubles with each attempt, is randomised to both sides, and never ends before `retry_after_s`.
+        4. Otherwise the wait doubles with each attempt. It is lengthened or shortened at random, but never ends before
+           `retry_after_s`.
         """
         is_retried = error_class in _RETRIED_QUICKLY or (error_class == error_classes.THROTTLED and retry_after_s is not None)
         asked_s = retry_after_s or 0.0
@@ -111,17 +114,18 @@ def next_attempt(
 ) -> NextAttempt | None:
     """Return the next attempt in the retry lane after a failed attempt. None: the delivery is given up.
 
-    `retries` is the number of waits of the endpoint's schedule that the delivery has used up. `repeated` is the number of
-    LocalFailures in a row (`local_failures`), if this attempt was one.
+    `retries` is the number of waits of the endpoint's schedule that the delivery has used up. `repeated` matters only after a
+    LocalFailure: it is the number of LocalFailures in a row (`local_failures`).
 
-    1. An endpoint without a schedule: the delivery is given up.
-    2. A LocalFailure: LOCAL_WAIT_S for each of `repeated`. A 410: LOCAL_WAIT_S. Meanwhile the platform disables the endpoint,
-       and then the delivery waits as all others do. No wait is used up.
-    3. No wait is used up yet, and people have to repair the failure (_MENDED_BY_PEOPLE): the second wait of the schedule, if it
-       has at least two.
-    4. Otherwise the next wait of the schedule. After the last wait the delivery is given up.
-    5. Each wait is randomised to both sides, and never ends before `retry_after_s`. If it ends after `expires_ms`, the delivery
-       is given up now.
+    1. Without a schedule, the delivery is given up.
+    2. After a LocalFailure the wait is `repeated` times LOCAL_WAIT_S. After a 410 the wait is LOCAL_WAIT_S. In this time the
+       platform disables the endpoint, and the endpoint's deliveries wait until it is enabled. Neither uses up a wait of the
+       schedule.
+    3. People have to repair some failures (_MENDED_BY_PEOPLE). If no wait is used up yet, the second wait of the schedule
+       holds, if there is one.
+    4. Otherwise the next wait of the schedule holds. After the last wait the delivery is given up.
+    5. Each wait is lengthened or shortened at random (JITTER), but never ends before `retry_after_s`. If the wait would end
+       after `expires_ms`, the delivery is given up now.
     """
     if not retrying.schedule_s:
         return None

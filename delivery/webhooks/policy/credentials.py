@@ -26,7 +26,8 @@ _SINGLE_QUOTED = r"b?'[^'\\]*+(?:\\.[^'\\]*+)*'?|\\{1,8}+'[^']*+'?"
 _LIST = rf"""\[\s{{0,64}}+(?:(?:(?:{_QUOTED}|{_SINGLE_QUOTED})\s{{0,64}}+,?\s{{0,64}}+)+|[^\]\r\n"']*+)\]?"""
 _VALUE = rf"""{_LIST}|(?:{_SCHEME}\s{{1,4}}+)?(?:{_QUOTED}|{_SINGLE_QUOTED}|[^\s,;&}}<"']++)"""
 _LINE = rf"""{_LIST}|{_QUOTED}|[^\r\n"]++(?:(?:(?<==)"[^"\r\n]*+"?|(?<=\\)")[^\r\n"]*+)*"""
-"""The value of a header with credentials, which may have blanks and semicolons: the rest of the line, if it is not quoted."""
+"""The value of a header with credentials. A value without quotation marks goes to the end of the line, because it may have
+blanks and semicolons."""
 
 
 def _named(name: str, rest: str, value: str) -> re.Pattern[str]:

@@ -14,8 +14,8 @@ SERVER_ERROR = "server_error"
 UNFORESEEN_DETAIL = (
     "an unforeseen error in the platform. The endpoint is not at fault. The worker's log has a traceback for the maintainers"
 )
-"""Detail of an attempt that failed, or of a record that was rejected, because of an unforeseen error in our own code. It
-replaces the error's own text, which could contain a secret."""
+"""Detail of an attempt that failed, or of a record that was rejected, because of an unforeseen error in our own code. This
+detail replaces the error's own text, which could contain a secret."""
 
 
 def error_class_of(status: int) -> str | None:

@@ -23,8 +23,8 @@ MAX_BYTES = KEPT_RESPONSE_BYTES
 MIN_SECRET_CHARS = 4
 """Shortest text that is replaced as a secret of the endpoint. Replacing shorter texts would leave nothing to read."""
 MAX_PLACES = 256
-"""Most findings of secrets that are replaced one by one. A place counts for each secret and form that is found there. A body
-with more is replaced as a whole, because each finding takes about 2 µs on the event loop."""
+"""Most findings of secrets that are replaced one by one. A finding is one form of one secret at one place. If a body has more
+findings, the whole text becomes `***`, because each finding takes about 2 µs on the event loop."""
 REDACTED = "***"
 _HEAD_CHARS = 64
 """Number of a secret's first characters that are looked for. The rest may be behind the bytes that are searched."""
@@ -63,10 +63,10 @@ def kept(body: bytes, headers: Iterable[tuple[bytes, bytes]], secrets: Iterable[
     """Return the beginning of a body as text of at most `max_bytes`, with `***` in place of credentials.
 
     Empty: there is no body, `max_bytes` is 0, or the body has a content encoding, although requests ask for no encoding.
-    `secrets` are those of the endpoint and its request (`sending.request.secrets`), and its access token. Secrets of
-    MIN_SECRET_CHARS or more are replaced, with ASCII letters in either case, and as they are written in JSON, URLs and HTML.
-    If secrets are found more than MAX_PLACES times, in all their forms together, the text is `***`.
-    Invalid UTF-8, and control characters except tab, LF and CR, become U+FFFD.
+    `secrets` are the secrets of the endpoint and its request (`sending.request.secrets`), and the endpoint's access token.
+    Secrets of MIN_SECRET_CHARS or more are replaced, with ASCII letters in either case, and as they are written in JSON, URLs
+    and HTML. If secrets are found more than MAX_PLACES times, in all their forms together, the text is `***`. Invalid UTF-8,
+    and control characters except tab, LF and CR, become U+FFFD.
     """
     if not body or not max_bytes or _is_encoded(headers):
         return ""
@@ -97,8 +97,8 @@ def _known_places(lower: str, secrets: Iterable[str], max_bytes: int) -> list[tu
 
     A secret is looked for as it is, in JSON, in a URL and in HTML (`_forms`). If the text has escapes such as `\u002b` or
     `&#43;`, each secret is also looked for in the text without them: libraries differ in the characters that they escape.
-    Secrets shorter than MIN_SECRET_CHARS are left out. Of each secret, the first `max_bytes` + _AHEAD_BYTES characters count.
-    If a text has more than MAX_PLACES places, more than MAX_PLACES of them are returned, but perhaps not all.
+    Secrets shorter than MIN_SECRET_CHARS are left out. Only the first `max_bytes` + _AHEAD_BYTES characters of each secret
+    count. If a text has more than MAX_PLACES places, more than MAX_PLACES of them are returned, but perhaps not all.
     """
     longest = max_bytes + _AHEAD_BYTES
     forms = [form for secret in secrets if len(secret) >= MIN_SECRET_CHARS for form in _forms(secret[:longest])]
@@ -139,7 +139,10 @@ def _starts(parts: Iterable[str]) -> list[int]:
 
 
 def _moved(position: int, starts: Sequence[int], new_starts: Sequence[int]) -> int:
-    """Return a place in the text whose parts begin at `starts` as a place in the text whose parts begin at `new_starts`."""
+    """Convert a position in one text to a position in another text, which has the same parts in other spellings.
+
+    The parts of the first text begin at `starts`, the parts of the other text at `new_starts`.
+    """
     part = bisect.bisect_right(starts, position) - 1
     return new_starts[part] + position - starts[part]
 

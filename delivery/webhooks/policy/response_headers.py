@@ -55,17 +55,17 @@ def attach(attempt: Attempt, headers: Mapping[str, str], body: str = "") -> Atte
 
 
 def of(attempt: Attempt) -> dict[str, str]:
-    """Return the headers that `attach` gave to an attempt.
+    """Return the headers that `attach` gave to an attempt; an empty dictionary if the attempt has none.
 
-    Empty: the attempt has none, or is of an earlier lane or lease, and was restored without them.
+    An attempt of an earlier lane or lease has none, because the retry lane stores attempts without headers.
     """
     return dict(getattr(attempt, "headers", ()))
 
 
 def body_of(attempt: Attempt) -> str:
-    """Return the body that `attach` gave to an attempt.
+    """Return the body that `attach` gave to an attempt; an empty text if the attempt has none.
 
-    Empty: the attempt has none, or is of an earlier lane or lease, and was restored without it.
+    An attempt of an earlier lane or lease has none, because the retry lane stores attempts without this body.
     """
     return getattr(attempt, "body", "")
 
@@ -73,7 +73,7 @@ def body_of(attempt: Attempt) -> str:
 def kept(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Return the headers of a response that are in ALLOWED, by name in lower case, in their order, up to MAX_BYTES.
 
-    Of a repeated header the first counts. A value that looks like a credential becomes `***`. Any other value is cut to
+    If a header is repeated, the first counts. A value that looks like a credential becomes `***`. Any other value is cut to
     MAX_VALUE_BYTES.
     """
     found: dict[str, str] = {}

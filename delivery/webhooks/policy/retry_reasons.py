@@ -38,6 +38,6 @@ NO_ROOM = "no_room"
 """The retry lane gave the delivery up, because more than `retry.max_pending` events would have waited for the endpoint;
 half as many, if the delivery was redriven."""
 EXPIRED = "expired"
-"""The retry lane gave the delivery up, because it had waited for the endpoint's `max_age_s`."""
+"""The retry lane gave the delivery up, because the delivery's wait had reached the endpoint's `max_age_s`."""
 CONFIGURATION = "configuration"
 """The endpoint's own settings make no valid request: its URL, a header, its authentication, its TLS or its signing keys."""

@@ -37,10 +37,10 @@ class Rule(enum.StrEnum):
 
 
 class Explanation(NamedTuple):
-    """The explanation of an event at one subscription."""
+    """Whether an event is due to one subscription, and the reason."""
 
     is_due: bool
-    """True also for a due event that would be skipped or would wait. `rule` tells these apart."""
+    """True also if the due event would be skipped or would wait. `rule` distinguishes these cases."""
     rule: Rule
     detail: str
     """The reason, for a person."""
@@ -49,12 +49,12 @@ class Explanation(NamedTuple):
 def explain(event: Event, subscription: Subscription, endpoint: Endpoint) -> Explanation:
     """Return the verdict on `event` at `subscription`: whether it is due, and the first rule that decides.
 
-    The status of the event's tenant is not checked.
-    1. to 4. The event is not due, because of type, scope, exclusion or filter.
-    5. The event is due and skipped: the subscription is quarantined or paused. The filter of a quarantined subscription is not
-       evaluated.
-    6. The event is due and waits: the endpoint is quarantined, paused or disabled.
-    7. The event is due and sent.
+    The rules are checked in this order. The status of the event's tenant is not checked.
+    1. The type, the scope, an exclusion or the filter rules the event out: the event is not due.
+    2. The subscription is quarantined or paused: the event is due, and would be skipped. The filter of a quarantined
+       subscription is not evaluated.
+    3. The endpoint is quarantined, paused or disabled: the event is due, and would wait.
+    4. No rule above applies: the event is due, and would be sent.
     """
     pattern = subscription.event_type
     if not matching.takes_type(pattern, event.event_type):

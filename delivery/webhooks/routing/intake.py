@@ -27,14 +27,15 @@ Prepared = TypeVar("Prepared")
 UNFORESEEN = "unforeseen"
 """Reason of a rejection, a dead letter or a requeue because of an unforeseen error in our own code."""
 UNREADABLE = "unreadable"
-"""Reason of the rejection of events of an unreadable retry entry that was given up. Such events have no dead letter."""
+"""Reason when an unreadable retry entry is given up. The events of the entry are rejected, and no dead letter is written for
+them."""
 NOT_WRITTEN = "not_written"
 """Reason of the rejection of a batch record that was not split, or only in part. The new records would be too large, the batch
 record could not be split, or Kafka refused some of the new records for good."""
 LANE_SPECIFIC = frozenset({"unknown_tenant", "suspended_tenant", "unknown_schema", "reused_id", NOT_WRITTEN, UNFORESEEN})
-"""Reasons for which one lane may reject a record that another lane accepts. They depend on the lane's registry, memory or code,
-or on when the lane asks the schema registry. `fanout reconcile` expects a rejection for any other reason in every lane that
-read the record."""
+"""Reasons for which one lane may reject a record that another lane accepts. These reasons depend on the lane's registry, memory
+or code, or on when the lane asks the schema registry. `fanout reconcile` expects a rejection for any other reason in every lane
+that read the record."""
 
 MAX_TURN_S = 0.02
 """Seconds after which an intake yields to the event loop, between two records. Most records take about 0.05 ms. A large record

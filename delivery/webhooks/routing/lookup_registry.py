@@ -3,7 +3,7 @@
 Runs in the executors. The caller passes a RegistryReader, which queries Postgres. An answer is the result of one query.
 
 An event needs two answers:
-1. The subscriptions to all tenants, by event type.
+1. The subscriptions to all tenants (scope `everything`), by event type.
 2. The subscriptions that name the event's tenant, by event type and tenant.
 A single answer would store the subscriptions to all tenants again for each of thousands of tenants. A change of the registry is
 in effect after `ttl_s` at the latest, when all older answers have expired.
@@ -12,9 +12,9 @@ The two answers are read at different revisions. A change between these revision
 other. Three rules let the subscription match exactly once:
 1. The newer answer decides about a subscription that is in both answers.
 2. A tenant's answer also has the subscriptions to all tenants that changed after the answer for all tenants was read. So the
-   older answer need not be read again before the event is routed.
-3. An answer for all tenants that lost a subscription, or has one with another scope, makes older answers for tenants unusable.
-   They are read again, because the subscription may name their tenants now.
+   answer for all tenants, although older, need not be read again before the event is routed.
+3. A new answer for all tenants may lack a subscription of the answer before, or have it with another scope. Then older answers
+   for single tenants are read again, because the subscription may name those tenants now.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from delivery.webhooks.routing import matching, registries
 from delivery.webhooks.routing.registry_snapshot import Snapshot
 
 MAX_SHARED_ENDPOINTS = 20_000
-"""Maximum of endpoints whose rows are shared between answers, and of cached destinations. The requirement is 10,000 endpoints
-and more."""
+"""Maximum of endpoints whose rows are shared between answers, and of cached destinations. The platform must support 10,000
+endpoints and more."""
 
 
 class RegistryReader(Protocol):
@@ -60,8 +60,9 @@ class RegistryReader(Protocol):
     def candidates(self, event_type: str, tenant_id: TenantId | None, since: Revision | None = None) -> Snapshot:
         """Return the subscriptions that can match the event type and that name the tenant; with their endpoints and the tenant.
 
-        `since`: also return the subscriptions to all tenants that can match the event type, if they changed after `since`.
-        `tenant_id` None: return instead all subscriptions to all tenants that can match the event type, with their endpoints.
+        With `since`, also return the subscriptions to all tenants that can match the event type and changed after `since`. If
+        `tenant_id` is None, return instead all subscriptions to all tenants that can match the event type, with their
+        endpoints.
         """
 
     def endpoint(self, endpoint_id: EndpointId) -> Snapshot:
@@ -92,14 +93,17 @@ class _ForAllTenants:
 
     answer: _Answer
     unmoved_since: Revision
-    """From this revision on, each read found all subscriptions of the read before, with the same scopes."""
+    """Since this revision, each read of the answer has found all subscriptions of the read before, with the same scopes."""
     current_at: Revision
     """No subscription to all tenants has changed between `answer` and this revision."""
     expires_at: float
-    """Time from which on the answer is read again, by the clock of the registry."""
+    """Time from which on the answer is read again, in seconds of the LookupRegistry's `clock`."""
 
     def fits(self, naming_the_tenant: _Answer) -> bool:
-        """Return True if no subscription can have moved unseen from one of these two answers to the other."""
+        """Return True if this answer can be combined with `naming_the_tenant`.
+
+        That is so if no subscription can have moved from one of the two answers to the other unseen.
+        """
         return self.unmoved_since <= naming_the_tenant.revision <= self.current_at
 
 
@@ -124,8 +128,8 @@ class _Answers(NamedTuple):
 class LookupRegistry:
     """A Registry with only the rows that recent events of this process needed.
 
-    A row is read again if an event needs it more than `ttl_s` seconds after it was read. `max_answers` is the maximum of
-    cached answers for an event type and a tenant, of cached answers for an event type and all tenants, and of cached tenants.
+    A row is read again if an event needs it more than `ttl_s` seconds after it was read. Each of three caches has at most
+    `max_answers` entries: answers for an event type and a tenant, answers for an event type and all tenants, and tenants.
     MAX_SHARED_ENDPOINTS bounds the cached endpoints.
     """
 
@@ -157,7 +161,8 @@ class LookupRegistry:
     def revision(self) -> Revision:
         """Return the newest revision that was known `ttl_s` seconds ago. No cached answer is of an older revision.
 
-        While no revision has been known for `ttl_s` seconds: the first known revision, or 0 if none is known.
+        If the first revision became known less than `ttl_s` seconds ago, return this first revision. If no revision is known,
+        return 0.
         """
         since = self._clock() - self._ttl_s
         while len(self._seen) > 1 and self._seen[1][0] <= since:
@@ -181,7 +186,7 @@ class LookupRegistry:
 
         Each answer was younger than `ttl_s` when it was taken from the cache. The first answer may be older when this method
         returns, because the second look-up may wait for Postgres. If Postgres loses commits between the two answers, both are
-        taken again: the first may lack a subscription that a lost commit moved, and the second does not have it either.
+        taken again. A lost commit may have moved a subscription, and then neither answer may have the subscription.
         """
         while True:
             forgotten = self._forgotten
@@ -200,7 +205,7 @@ class LookupRegistry:
         """Return an endpoint (None: not registered), its subscriptions, and those of `tenants` that are not registered.
 
         The platform's own tenant always counts as registered. Missing answers are looked up in Postgres. A cached answer is at
-        most `ttl_s` seconds old. `read_again`: look all answers up, and cache them.
+        most `ttl_s` seconds old. With `read_again`, look up all answers again, and cache them.
         """
         known = None if read_again else self._destinations.get(endpoint_id)
         if known is None:
@@ -238,7 +243,7 @@ class LookupRegistry:
         return [tenant for tenant, is_registered in known.items() if not is_registered]
 
     async def _read_for_all_tenants(self, event_type: str, before: _ForAllTenants | None) -> _ForAllTenants:
-        """Read and cache the answer for all tenants. `before`: the previous answer; None: none is cached."""
+        """Read and cache the answer for all tenants. `before` is the previous answer. None: no answer is cached."""
         answer = await self._read(event_type, None, None)
         unmoved_since = answer.revision
         if before is not None and not _has_moved(before.answer.subscriptions, answer.subscriptions):
@@ -255,7 +260,8 @@ class LookupRegistry:
     async def _read_naming(self, event_type: str, tenant_id: TenantId, everything: _ForAllTenants) -> _Answer:
         """Read and cache the answer for a tenant, with the subscriptions to all tenants that are newer than `everything`.
 
-        If there are newer subscriptions, the next event of this type lets `everything` be read again, for the other tenants.
+        If there are newer subscriptions, `everything` expires now. The next event of this type reads it again, so that events
+        of other tenants match the newer subscriptions too.
         """
         answer = await self._read(event_type, tenant_id, everything.current_at)
         if any(row.scope.everything for row in answer.subscriptions.values()):
@@ -274,7 +280,8 @@ class LookupRegistry:
         """Return the rows that `read` returns, and record their revision.
 
         If the revision is below that of an earlier read, or the reader has found a loss, Postgres has failed over and lost
-        commits. All answers are then forgotten: they may have lost rows, and lack new rows whose revision they claim to know.
+        commits. All cached answers are then forgotten, because they may contain rows of lost commits. They may also lack rows
+        of later commits that got the same revisions.
         """
         newest, losses = self._newest_read, self._reader.losses
         # In a thread: requests in flight must not time out while Postgres is slow or unavailable.

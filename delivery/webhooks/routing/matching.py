@@ -35,8 +35,8 @@ from delivery.webhooks.routing import scope_index
 from delivery.webhooks.routing.registry_snapshot import Snapshot, SnapshotChanges
 
 MAX_KNOWN_TYPES = 10_000
-"""Maximum of event types whose indexes are cached. Producers name event types, so their number has no bound. The requirement is
-500 and more."""
+"""Maximum of event types whose indexes are cached. Producers name event types, so their number has no bound. The platform must
+support 500 and more."""
 MIN_INDEXED_RULES = 8
 """Minimum of subscriptions of one scope for which an index of their filters is built. With fewer subscriptions the index saves
 no time, and most tenants have few."""
@@ -229,8 +229,8 @@ def skip_reason(subscription: Subscription) -> SkipReason | None:
 def filter_document(event: Event) -> Mapping[str, Any]:
     """Return the document for filter patterns: the event's attributes, and its payload below `data`.
 
-    Attributes that have no field in Event, such as `subject`, keep their names. Such a name has no `_`, and is not `id`,
-    `type`, `source`, `time` or `data`. So no two members of the document have the same name.
+    Attributes that have no field in Event, such as `subject`, keep their names. The name of such an attribute has no `_`, and
+    is not `id`, `type`, `source`, `time` or `data`. So no two members of the document have the same name.
     """
     document = {
         "id": event.event_id,
@@ -257,7 +257,10 @@ def _rules(subscriptions: Iterable[Subscription]) -> Iterator[_Rule]:
 
 
 def _text(pattern: Mapping[str, Any] | None) -> str:
-    """Return a filter pattern as text. Two patterns are the same if their texts are equal: for `==`, `true` equals 1."""
+    """Return a filter pattern as text. Two patterns are the same if their texts are equal.
+
+    Comparing the patterns by `==` would not do, because `true` equals 1 in Python.
+    """
     return json.dumps(pattern, sort_keys=True)
 
 

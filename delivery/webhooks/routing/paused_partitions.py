@@ -37,7 +37,10 @@ class PausedPartitions:
         return frozenset(self._first.copy())
 
     def add(self, records: Iterable[Record], offsets: Mapping[Place, int]) -> None:
-        """Pause the partitions in `offsets`. Each of these offsets is that of the first waiting record, one of `records`."""
+        """Pause the partitions in `offsets`, which has the offset of each partition's first waiting record.
+
+        `records` must contain these first records.
+        """
         for record in records:
             place = (record.topic, record.partition)
             if offsets.get(place) == record.offset:
@@ -52,7 +55,7 @@ class PausedPartitions:
         return [record for record in records if (record.topic, record.partition) not in self._first]
 
     def close(self) -> None:
-        """Check no more whether records can be read. Called at the end of the task."""
+        """Stop checking whether records can be read. Called at the end of the task."""
         if self._asking is not None:
             self._asking.cancel()
 

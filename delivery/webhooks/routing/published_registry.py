@@ -25,8 +25,8 @@ class Published:
     confirmed_at: float
     """When Postgres last confirmed that nothing else has changed; monotonic seconds."""
     changed_at: dt.datetime | None = None
-    """When the change with this revision was made, by Postgres's clock. If Postgres loses a change, another change may get the
-    same revision, and this time tells the two apart. None: unknown, or there was no change."""
+    """When the change of `revision` was made, by Postgres's clock. If Postgres loses a change, another change may get the same
+    revision. Then this time distinguishes the two changes. None: unknown, or there was no change."""
 
     @property
     def revision(self) -> Revision:

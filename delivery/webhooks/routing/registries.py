@@ -62,7 +62,10 @@ class Registry(Protocol):
 
     @property
     def newest(self) -> Revision:
-        """Return the newest revision of which a change may be in effect."""
+        """Return the newest revision whose change may be in effect already.
+
+        With look-ups, this revision may be newer than `revision`: some rows are newer than others.
+        """
 
     async def router_for(self, event: Event) -> EventRouter:
         """Return a router with all subscriptions that can match `event`. May wait for Postgres; requests in flight go on."""
@@ -74,7 +77,8 @@ class Registry(Protocol):
 
         May wait for Postgres.
 
-        `read_again`: use no cached answer. A cached answer may be older than the answer by which an event was routed.
+        With `read_again`, use no cached answer, because a cached answer may be older than the answer by which an event was
+        routed.
         """
 
     def rows_now(
@@ -82,7 +86,7 @@ class Registry(Protocol):
     ) -> Destination | None:
         """Return what `destination` returns, without waiting. None: the endpoint has to be looked up.
 
-        `deleted`: the tenants that `destination` returned as deleted for the same `tenants`. A tenant that would have to be
+        `deleted` are the tenants that `destination` returned as deleted for the same `tenants`. A tenant that would have to be
         looked up counts as deleted only if it is in `deleted`.
         """
 
@@ -197,9 +201,9 @@ class BroadcastSource:
     def registry(self, last: Registry | None) -> Registry:
         """Apply `delta` to `last`, and return `last`. A delta that is not newer than `last` changes nothing.
 
-        If `last` is None, of another broadcast or of another class, return a new registry: the base snapshot with `delta`.
-        Then also collect garbage, and freeze all present objects (gc.freeze). Later only a full collection examines them
-        (lanes.gc_tuning).
+        If `last` is None, of another broadcast or of another class, return a new registry: the base snapshot with `delta`. Then
+        also collect garbage, and freeze all present objects (gc.freeze), so that later collections skip them. Only the rare
+        full collection of `lanes.gc_tuning` examines them again.
         """
         if not isinstance(last, WholeRegistry) or last.base_id != self.base_id:
             last = WholeRegistry(self.base_id, pickling.unpacked(self.broadcast.value))

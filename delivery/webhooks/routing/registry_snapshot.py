@@ -65,7 +65,7 @@ class SnapshotChanges:
         return len(self.tenants) + len(self.endpoints) + len(self.subscriptions)
 
     def faults(self) -> dict[str, str | None]:
-        """Return, by keys such as `endpoint ep1`, why each changed endpoint and subscription is quarantined.
+        """Return why each changed endpoint and subscription is quarantined, by keys such as `endpoint ep1`.
 
         None: the row is usable, or was deleted. Tenants are left out, because they are never quarantined.
         """

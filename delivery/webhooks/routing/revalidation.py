@@ -30,7 +30,7 @@ class StoredEvents(Protocol):
 
 
 class _Head(msgspec.Struct, array_like=True, gc=False):
-    """The first fields of segment.Packed."""
+    """The first fields of segment.Packed: enough to read the tenant of an event without decoding the rest."""
 
     event_id: str
     event_type: str
@@ -62,8 +62,8 @@ def split_by_eligibility(
 ) -> dict[SkipReason | None, Sequence[int]]:
     """Return the places (from 0) of the stored events, by the reason to skip the events. Under None: the events to send.
 
-    A reason without events is left out. `customer_id` and `mode` are those with which the events were stored.
-    The first reason that applies counts:
+    A reason without events is left out. `customer_id` and `mode` are the endpoint's customer and mode when the events were
+    stored. The first reason that applies counts:
     1. The endpoint was deleted, or its id was registered again by another customer or in another mode.
     2. The subscription was deleted, or belongs to another endpoint now.
     3. The subscription is quarantined or paused.
@@ -93,7 +93,7 @@ def split_by_eligibility(
 
 
 def own_endpoint(endpoint: Endpoint | None, endpoint_id: EndpointId, customer_id: CustomerId, mode: DeliveryMode) -> Endpoint:
-    """Return the endpoint for which events were stored. If it was deleted, return a stand-in with only ids and mode.
+    """Return the endpoint for which events were stored. If this endpoint was deleted, return a stand-in with only ids and mode.
 
     `endpoint` is the endpoint that has the id now. With another customer or mode, it is another endpoint.
     """

@@ -1,7 +1,8 @@
 """Sum up the backlog of a lane's shards for the driver.
 
 Runs in the executors and on the driver. A shard is one key of Spark's state. Each shard of the batch lane and of the retry lane
-reports its backlog in each micro-batch with input partitions. The driver adds the reports: their sum is the lane's backlog.
+reports its backlog in each micro-batch with input partitions: Kafka partitions with new records. The driver adds the reports:
+their sum is the lane's backlog.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from delivery.registry_model import EndpointId
 class Failing(NamedTuple):
     """An endpoint that has accepted nothing for so long that the driver may disable it. Times are in ms since the epoch.
 
-    The driver leaves out the time of local outages, and endpoints that were enabled too recently.
+    Before the driver disables the endpoint, it subtracts the time of local outages. The driver disables no endpoint that was
+    enabled too recently.
     """
 
     endpoint_id: EndpointId
@@ -38,11 +40,11 @@ class ShardBacklog:
     oldest_ms: int | None = None
     """When the oldest waiting event arrived. None: there is no backlog."""
     due_ms: int | None = None
-    """Due time in ms since the epoch. The driver wakes the lane one look-ahead (the lane's trigger interval) before this time.
+    """Time in ms since the epoch. The driver wakes the lane one look-ahead (the lane's trigger interval) before this time.
 
-    1. Batch lane: the next batch is due at this time.
-    2. Retry lane: the next entry is due one look-ahead before this time, so the lane wakes when the entry is due.
-    3. A micro-batch had no room for all due events: the driver wakes the lane at once.
+    1. Batch lane: the time at which the next batch is due.
+    2. Retry lane: one look-ahead after the time at which the next entry is due. So the lane wakes when the entry is due.
+    3. If a micro-batch had no room for all due events, the time is so early that the driver wakes the lane at once.
 
     None: no event waits."""
     suppressed: frozenset[EndpointId] = frozenset()
@@ -51,8 +53,8 @@ class ShardBacklog:
     failing: frozenset[Failing] = frozenset()
     """Endpoints to disable, because they have accepted nothing for too long. Only the retry lane reports them."""
     watched: frozenset[EndpointId] = frozenset()
-    """Endpoints that have accepted no request since the last failure, as far as the retry lane knows. Workers report their
-    next acceptance (`retries.health_hints`). Only the retry lane reports these endpoints."""
+    """Endpoints that have accepted no request since their last failure, as far as the retry lane knows. A worker reports when
+    such an endpoint accepts a request (`retries.health_hints`). Only the retry lane reports watched endpoints."""
 
     def __add__(self, other: ShardBacklog) -> ShardBacklog:
         return ShardBacklog(

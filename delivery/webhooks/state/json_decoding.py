@@ -21,7 +21,10 @@ class JsonDecoder(Generic[T]):
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
 
     def decode(self, written: bytes | msgspec.Raw) -> T:
-        """Return the decoded value. Raise msgspec.DecodeError for no JSON, and msgspec.ValidationError for another type."""
+        """Return the decoded value. Raise msgspec.DecodeError for bytes that are no JSON.
+
+        Raise msgspec.ValidationError, a subclass, for JSON that is not of the type `kind`.
+        """
         try:
             return self._decoder.decode(written)
         except (UnicodeDecodeError, RecursionError) as exc:

@@ -4,10 +4,11 @@ Runs in the executors. Pure: the caller passes the function that reads a segment
 segment is one value of the key. An item is a retry entry, or an entry of the timer wheel, as bytes. A decision is the work of
 one shard in one micro-batch.
 
-1. A list belongs to an owner: an endpoint, or the timer wheel. The owner keeps the slices of its lists in order.
-2. A slice names a segment and a place in the segment. So one segment holds short lists of many owners.
-3. A slice counts the items that were removed from its front. The segment itself is immutable, and is dropped when all its
-   items were removed.
+1. A list belongs to an owner: an endpoint, or the timer wheel. A list consists of slices, which the owner keeps in order.
+2. A slice is consecutive items of one list, all in one segment. A slice names the segment and its place there. So one segment
+   may have slices of many owners.
+3. A slice counts the items that were removed from its front. The segment itself is immutable, and is dropped when all its items
+   have been removed.
 4. A segment names the owner of each of its lists, so that a compaction finds the slices that it has to change.
 """
 
@@ -35,7 +36,8 @@ class StoreBounds:
     """Maximum of bytes of the items in a segment. A larger item has a segment of its own. The maximum is small, because a
     segment is read whole for each owner that reads its items."""
     max_cached_bytes: int = 32 * 1024 * 1024
-    """Maximum of bytes of decoded segments that stay in memory during a decision: neighbouring owners share segments."""
+    """Maximum of bytes of decoded segments that stay in memory during a decision. Owners that are read one after another often
+    share a segment, so the cache saves reads."""
     merges: compaction.MergeBounds = compaction.BOUNDS
 
 
@@ -46,14 +48,15 @@ BOUNDS = StoreBounds()
 class StoredItem(NamedTuple):
     """An item as bytes, with `since_ms` and `expires_ms`.
 
-    A slice keeps the earliest of each of the two times, so that no item is decoded to learn them.
+    Times are in milliseconds since the epoch. A slice keeps the earliest of each of the two times, so that no item is decoded
+    to learn them.
     """
 
     data: bytes
     since_ms: int
     """When the item arrived."""
     expires_ms: int
-    """When the owner has to look at the item: an entry of a FIFO expires, an entry of the timer wheel is due."""
+    """When the owner has to look at the item. In a FIFO the item then expires; in the timer wheel it is then due."""
 
 
 class SegmentSlice(msgspec.Struct, array_like=True, gc=False):
