@@ -33,11 +33,7 @@ def run(
     names: Collection[str] | None = None,
     once: bool = False,
 ) -> None:
-    """Run lanes `names` (None: `default_names`) until `stop` is set, or with `once` until all present records are handled.
-
-    `access` reads the registry, and disables endpoints in it. `libraries` are the jars and class archives for Spark's JVM.
-    Raise SettingsError, or another FanoutError, if the job cannot start; raise LaneFailed if a lane fails.
-    """
+    """Run lanes `names` (None: `default_names`) until `stop` is set, or with `once` until all present records are handled."""
     policy, named = controller.policy_of(config), names or job_lanes.LANES
     names = job_lanes.names_to_run(config, names)
     checkpoint, network, absence = lock.Lock(config.spark, names), network_outage.Network(), executor_absence.ExecutorAbsence()

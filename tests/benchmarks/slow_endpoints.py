@@ -27,7 +27,7 @@ from tests.support.dispatching import dispatcher_of, new_memory
 
 ENDPOINTS, PER_S, WORKERS = 7_000, 420, 6
 """The direct part of the load test `slow_endpoints`: seven of ten endpoints and events."""
-BASE_S, ATTEMPT_S = 0.25, 15.0
+BASE_S, ATTEMPT_S = 0.07, 15.0
 PHASES = {"healthy": 60.0, "slow": 120.0}
 """Seconds of each phase."""
 BEHAVIOUR = Behaviour(slow_of_100=5)
