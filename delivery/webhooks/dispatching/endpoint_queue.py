@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -255,7 +256,7 @@ def overdue(
 
 def last_progress_at(queues: Iterable[Queue[Any]], in_flight: Iterable[PendingDelivery[Any]]) -> float:
     """Return when a task last received a response, or began one of its attempts in flight, whichever was later."""
-    return max(*(queue.responded_at for queue in queues), *(pending.since for pending in in_flight))
+    return max(itertools.chain((queue.responded_at for queue in queues), (pending.since for pending in in_flight)))
 
 
 def may_be_local_outage(queues: Collection[Queue[Sent]], without_response: Collection[Queue[Sent]], max_s: float) -> bool:
