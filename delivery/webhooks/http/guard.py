@@ -91,7 +91,7 @@ _LOOKS_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
 class Guard:
     """The rules for URLs and addresses, with exceptions for development. Has plain values, so that it can be pickled.
 
-    Raises SettingsError if `allow_networks` has a text that is no network.
+    Raise SettingsError if `allow_networks` has a text that is no network.
     """
 
     allow_networks: tuple[str, ...] = ()

@@ -56,7 +56,7 @@ class CustomerStatisticsQuery(CustomerQuery, StatisticsQuery):
 class Percentiles(described.DescribedModel):
     """Times in milliseconds that 50 %, 90 % and 99 % of the values do not exceed.
 
-    These times are estimates: at most 11 % off between 1 ms and 12 days.
+    These times are estimates: at most 10 % off between 1 ms and 12 days.
     """
 
     p50: float
