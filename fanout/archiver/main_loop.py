@@ -70,8 +70,8 @@ def run(config: settings.Settings, *, stop: threading.Event, once: bool = False)
     """Archive, run redrives and replays, and publish operational events, until `stop` is set.
 
     With `once`, return when the records now in Kafka are archived, and no redrive, replay or operational event can advance
-    now. With `once`, also raise the error of an unavailable server, in place of a pause. Raise SettingsError if the settings,
-    or the retries topic, do not permit this work.
+    now. With `once`, also raise the error of an unavailable server, in place of a pause. Raise SettingsError if a setting
+    is wrong, or if the retries topic refuses records as large as a postponed batch.
     """
     archiver = Archiver(config, stop)
     http_endpoints.serve(config.metrics, {NAME: archiver.watch})

@@ -2,7 +2,7 @@
 
 Runs in `fanout archive`. Archiving, redrives and replays do not depend on the topic of operational events. A failure of Kafka
 in this step is logged, and the step is tried again later. With `--once` the failure ends the command. The events are
-CloudEvents in binary mode, because the settings `source.*` do not change how the job reads that mode.
+CloudEvents in binary mode: the job reads this mode in the same way with all settings `source.*`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,10 @@ PACKAGES = ("delivery", "subscriptions_db", "fanout", "load_tests")
 
 
 class Area(NamedTuple):
-    """A package, or a part of one, with a picture of its own. An area consists of neighbouring floors."""
+    """A package, or a part of one, with a picture of its own. An area consists of neighbouring floors.
+
+    A floor is a group of folders that import only from lower floors.
+    """
 
     name: str
     note: str

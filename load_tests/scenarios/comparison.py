@@ -44,7 +44,7 @@ LOG_OF = {PLATFORM: "job.log", RIVAL: rival_process.LOG}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RivalScenario:
-    """The size of each phase."""
+    """The size of a comparison with the rival: events, pace and seconds of the four phases of a turn."""
 
     events: int = 100_000
     """Measured events of phase 1."""

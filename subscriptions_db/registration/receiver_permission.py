@@ -147,7 +147,7 @@ def permission(endpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_question(connection: connect.Connection, endpoint_id: str, token_digest: bytes) -> dict[str, Any] | None:
-    """Return the row of the question that an endpoint's receiver may answer at the callback URL whose token has this digest.
+    """Return the open question to an endpoint's receiver, found by the digest of the token in its callback URL.
 
     The row has `customer_id`, `url`, `origin`, and `is_answered`: True if the receiver has answered the question already,
     and the endpoint still has a permission. None: the answer would give no permission, for one of these reasons:

@@ -37,8 +37,9 @@ class PostgresReader:
     """Answer look-ups over one connection, which the first look-up opens. After an error, the next look-up opens a new one.
 
     Also find out if Postgres has lost commits in a failover, as the follower of a broadcast registry does: the log of changes
-    must have the revision of the last answer, with the same time. A look at the newest revision alone would miss some losses.
-    A standby without the last changes may continue with a higher revision, or give a lost revision's number to another change.
+    must have the revision of the last answer, with the same time. The newest revision alone would miss some losses. A standby
+    that lacks the last changes may continue with a higher revision. Or it gives the number of a lost revision to another
+    change, which has another time.
     """
 
     def __init__(self, database: settings.DatabaseSettings, ring: keyring.KeyRing, address_guard: guard.Guard) -> None:

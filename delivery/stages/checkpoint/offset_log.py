@@ -94,8 +94,9 @@ class Checkpoint:
         """True if the lane has committed a micro-batch."""
 
     def move(self, positions: Positions, limited: Callable[[Positions], Positions], *, began_ms: int | None = None) -> None:
-        """Make the lane continue from `positions`. `limited` returns new end offsets of an interrupted micro-batch.
+        """Make the lane continue from `positions`.
 
+        If a micro-batch was interrupted, `limited` gets its stored end offsets, and returns the end offsets to store instead.
         `began_ms` becomes the start time of the committed micro-batch and of the interrupted one, in milliseconds since the
         epoch. Results and receipts that were written before this time are then ignored. None: the times stay. If a partition
         has a position and no end offset, the micro-batch reads nothing of the partition. Called only if the lane has committed

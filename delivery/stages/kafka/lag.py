@@ -35,7 +35,7 @@ def watch_all(config: settings.Settings, watches: Mapping[str, health.Watch], st
 def watch(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: threading.Event) -> None:
     """Start the thread that reports one lane's lag to `lane_watch`, if the metrics are served or the executors are scaled."""
     if config.metrics.port or config.scaling.is_on:
-        threading.Thread(target=_poll, args=(config, lane, lane_watch, stop), name=f"backlog of {lane}", daemon=True).start()
+        threading.Thread(target=_poll, args=(config, lane, lane_watch, stop), name=f"lag of {lane}", daemon=True).start()
 
 
 def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: threading.Event) -> None:
@@ -55,9 +55,8 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
             waiting = by_topic(known, _ends(admin, known, kafka_clients.isolation_level(config.kafka), may_be_gone=paused))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
             log.warning(
-                "the lag of `%s`, a lane or the archive, could not be read from Kafka (%s). The lane or the archive continues "
-                "where Kafka answers, and a retry follows in %g s. If this is logged again, check the brokers, and that this "
-                "process may describe its topics",
+                "the lag of `%s` could not be read from Kafka (%s). Its work continues where Kafka answers, and a retry "
+                "follows in %g s. If this is logged again, check the brokers, and that this process may describe its topics",
                 lane, exc, interval_s,
             )  # fmt: skip
             metrics.SOURCE_UP.labels(lane).set(0)
@@ -74,7 +73,7 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
                     handled=handled,
                     handled_at_s=progress.at_s,
                     partitions=sum(map(len, positions.values())),
-                    # A lane that reads only wake-up records has no topic either.
+                    # A lane without a topic reports that, or has positions of wake-up topics only.
                     has_no_topics=not known and (lane_watch.has_no_topics or bool(progress.positions)),
                 )
             )

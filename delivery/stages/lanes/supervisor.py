@@ -100,9 +100,9 @@ def build(
 def _direct_from(config: settings.Settings, spark: SparkSession) -> offset_log.Positions | None:
     """Return the positions from which the direct lane reports rejected records, in place of the batch lane.
 
-    None: the direct lane begins at the latest records beside an older batch lane, so its first offset is unknown. The batch
-    lane then reports all records that it rejects. Otherwise nobody would report rejected records before that offset. Records
-    that the direct lane rejects too are reported twice until the job starts again.
+    None: the direct lane is new and begins at the latest records, and the batch lane has committed work. So the first offset of
+    the direct lane is unknown, and the batch lane reports all records that it rejects. Otherwise nobody would report rejected
+    records before that offset. Records that the direct lane rejects too are reported twice until the job starts again.
     """
     root = config.spark.checkpoint.rstrip("/")
     found = offset_log.committed(spark, f"{root}/direct")

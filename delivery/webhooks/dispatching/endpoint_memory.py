@@ -47,7 +47,8 @@ class EndpointMemory:
 
         `late` has the reports of all workers, each with its time by the driver's clock. Each report marks its endpoint once.
         When the endpoint's response to this worker has ended the mark, only a newer report marks the endpoint again. `late`
-        includes this worker's own reports, which may mark an endpoint that has responded meanwhile.
+        also has this worker's own reports. Such a report may mark an endpoint that has responded since. The next response in
+        its usual time ends this mark too.
         """
         newest = self.last_report
         for endpoint_id, reported_at in late.items():

@@ -41,8 +41,8 @@ def compiled(text: str, references: Mapping[str, str]) -> Callable[[bytes], byte
 
     The body has the message indexes, then the message in Protobuf.
 
-    The schema is a FileDescriptorProto in base64, or the text of a `.proto` file. `references` has imported files in either
-    form, by the names with which files import them. Raise ValueError with the reason if the schema cannot be used. The returned
+    The schema is a FileDescriptorProto in base64, or the text of a `.proto` file. `references` maps the name in an `import`
+    line to the imported file, in either form. Raise ValueError with the reason if the schema cannot be used. The returned
     function raises EventRejected for a body that it cannot convert.
     """
     try:

@@ -23,7 +23,7 @@ class StoredEvents(Protocol):
     def subscriptions(self) -> Sequence[SubscriptionId]: ...
     @property
     def subscription_places(self) -> Sequence[int]:
-        """For each event the place of its subscription in `subscriptions`. Empty: there is one subscription."""
+        """Return the index in `subscriptions` for each event. Empty: all events belong to the only subscription there."""
 
     @property
     def packed(self) -> Sequence[bytes]: ...

@@ -78,7 +78,7 @@ known to be valid."""
 
 
 def noted_by(request: web.Request) -> Callable[[KeyRate], None]:
-    """Return a function that stores the rate of the API key or token in the request, for `key_headers`."""
+    """Return a function that stores a KeyRate, of the API key or token, in `request`. `key_headers` reads it there."""
     return functools.partial(request.__setitem__, KEY_RATE)
 
 

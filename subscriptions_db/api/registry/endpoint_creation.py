@@ -65,7 +65,7 @@ def create(call: Call) -> CreatedEndpoints:
 
     Raise Refused:
 
-    * 403: the key is limited to endpoints.
+    * 403: the key reaches only some endpoints of its customer.
     * 422: an entry or the customer is wrong. The answer names each wrong entry by its index.
     * 429: the endpoints exceed the customer's quota. An operator's key gets no 429.
 

@@ -53,7 +53,7 @@ class Store:
             max_size=config.api.max_connections,
             timeout=wait_s,
             # The pool tries after 1, 2, 4 … s until this time is over. The next request then begins with a try at once. With
-            # psycopg's 5 min, requests failed after an outage for up to as long as it had lasted.
+            # psycopg's 5 min the pauses grew during an outage, and requests failed long after Postgres was back.
             reconnect_timeout=wait_s / 2,
             open=False,
             check=_check,
@@ -72,11 +72,11 @@ class Store:
     def transaction(self, principal: Principal, *, is_change: bool = True) -> Iterator[connect.Connection]:
         """Yield a connection in a transaction with the rights of the principal; commit at the end, or roll back on an error.
 
-        1. `is_change` False: all statements see one consistent snapshot. For reads, and for the audit entry of a test event,
-           which locks no row.
+        1. `is_change` False: all statements see one consistent snapshot. For reads. Also for the audit entry of a test
+           event, because writing this entry locks no row.
         2. `is_change` True: each statement sees the newest committed rows. So after a wait for a lock, it sees the row as the
-           other transaction has committed it. A wait for a lock ends after a second with RegistryUnavailable. The commit may
-           wait for other commits, until the statement timeout.
+           other transaction has committed it. A wait for a lock ends after a second with RegistryUnavailable. Changes of
+           the registry commit one after another, so the commit may wait for others, at most until the statement timeout.
 
         Raise SettingsError if the key ring does not fit the registry. Errors of Postgres become RegistryUnavailable,
         RegistryOutdated or RegistrationError.
@@ -158,7 +158,7 @@ class Store:
             try:
                 connection = stack.enter_context(self._pool.connection())
             except psycopg_pool.PoolTimeout:
-                # Connections suffice for the requests at once (`api.max_connections` bounds both), so Postgres is the cause.
+                # `api.max_connections` bounds the requests too, so the pool has enough connections, and Postgres is the cause.
                 raise errors.RegistryUnavailable(
                     f"Postgres cannot be reached: no connection opened within {self._pool.timeout:g} s, and nothing was asked. "
                     "The newest warning of psycopg.pool in this log says why; the first may come up to "

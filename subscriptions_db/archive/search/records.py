@@ -76,9 +76,9 @@ def parameters(customer_id: str, asked: selection.SearchFilter) -> dict[str, Any
 
 
 def _last_looked_at(connection: connect.Connection, side: str, asked: dict[str, Any]) -> RecordPosition | None:
-    """Return where a search continues that has examined `asked["most"]` records and found too few matches for a page.
+    """Return the position of the last of the `asked["most"]` records that a search examines. There the next page continues.
 
-    The result is the position of the last examined record. None: fewer records were left, so the search is complete.
+    None: fewer records were left, so the search is complete.
     """
     statement = "with looked_at as (" + query(f"records_{side}") + ")" + query(f"last_record_{side}")
     last = connection.execute(statement, asked, prepare=False).fetchone()
