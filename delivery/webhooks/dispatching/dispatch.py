@@ -97,8 +97,6 @@ class Dispatcher(Generic[Sent]):
         )
         self._ended: list[Outcome[Sent]] = []
         self._most_in_flight = 0
-        self._waited_until = -math.inf
-        """End of the last wait that the worker's WaitingBudget has counted, by the endpoint clock."""
 
     def submit(self, delivery: Sent) -> None:
         """Queue a delivery for its endpoint; defer it at once if the endpoint is unresponsive or has an open breaker."""
@@ -220,13 +218,9 @@ class Dispatcher(Generic[Sent]):
         """
         if not self._phase.is_last or self._ready.line:
             return
-        most_s, now = self._bounds.response_deadline_s, self._endpoint_time()
-        overdue = endpoint_queue.overdue(self._attempts, now, most_s, self._memory.waiting_budget.margin_s(now))
+        most_s = self._bounds.response_deadline_s
+        overdue = endpoint_queue.overdue(self._attempts, self._endpoint_time(), most_s)
         if not endpoint_queue.may_be_local_outage(self._queues.values(), overdue.without_response, most_s):
-            if overdue.attempts:
-                since = max(self._waited_until, endpoint_queue.last_progress_at(self._queues.values(), self._attempts))
-                self._memory.waiting_budget.spend(now - since, now)
-                self._waited_until = now
             for pending in overdue.attempts:
                 if self._background.has_room(pending.delivery):
                     self._continue_in_background(pending, *self._attempts.pop(pending))

@@ -12,7 +12,6 @@ from typing import Any
 
 from delivery.registry_model import Endpoint, EndpointId
 from delivery.webhooks.dispatching import endpoint_queue
-from delivery.webhooks.dispatching.waiting_budget import WaitingBudget
 from delivery.webhooks.scheduling import background_attempts, circuit_breaker, host_limits, limits
 from delivery.webhooks.scheduling.response_times import FirstResponses, ResponseTime, ResponseTimes
 
@@ -37,8 +36,6 @@ class EndpointMemory:
     """Endpoints that have missed a response deadline and are not yet reported as unresponsive."""
     late: set[EndpointId] = field(default_factory=set)
     """Endpoints that have missed a response deadline and are not yet reported as late."""
-    waiting_budget: WaitingBudget = field(default_factory=WaitingBudget)
-    """Bounds the time that the worker's tasks wait in vain."""
     last_report: float = -math.inf
     """Time of the newest report that `expect_late` has seen, by the driver's clock."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -190,7 +189,7 @@ class Overdue(NamedTuple, Generic[Sent]):
     Endpoints whose mean or last response time exceeds `response_deadline_s` are left out. Empty if none of these endpoints has
     an overdue attempt: then silence is no sign of an outage."""
     check_in_s: float
-    """Seconds until the next attempt becomes overdue. `margin_s` if there is no such attempt. At most LATE_MARGIN_S if an
+    """Seconds until the next attempt becomes overdue. MIN_MARGIN_S if there is no such attempt. At most LATE_MARGIN_S if an
     attempt to a late endpoint is overdue."""
 
 
@@ -216,10 +215,8 @@ def reachability(queues: Iterable[Queue[Sent]]) -> outage_detection.Reachability
     )
 
 
-def overdue(
-    in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: float, max_s: float, margin_s: float
-) -> Overdue[Sent]:
-    """Return the attempts that have waited longer than their endpoint's response deadline (`ResponseTime.deadline_s`).
+def overdue(in_flight: Mapping[PendingDelivery[Sent], InFlight[Sent]], now: float, max_s: float) -> Overdue[Sent]:
+    """Return the attempts that have waited longer than their endpoint's response deadline, which is at most `max_s`.
 
     `now` is by the endpoint clock, which goes slower while the worker waits for its own machine. An endpoint is left out if it
     has responded in this task and has waiting deliveries. Such an endpoint may be busy for a moment. The task waits for these
@@ -236,7 +233,7 @@ def overdue(
         has_no_response, is_slow = queue.responded_at <= pending.since, queue.response_time.exceeds(max_s)
         if has_no_response and not is_slow:
             without_response[queue.endpoint_id] = queue
-        left_s = pending.since + queue.response_time.deadline_s(max_s, margin_s) - now
+        left_s = pending.since + queue.response_time.deadline_s(max_s) - now
         if left_s > limits.ROUNDING_S:
             check_in_s = min(check_in_s, left_s)
             continue
@@ -250,13 +247,8 @@ def overdue(
         attempts,
         list(unresponsive.values()),
         list(without_response.values()) if is_suspicious else [],
-        margin_s if check_in_s == math.inf else check_in_s,
+        response_times.MIN_MARGIN_S if check_in_s == math.inf else check_in_s,
     )
-
-
-def last_progress_at(queues: Iterable[Queue[Any]], in_flight: Iterable[PendingDelivery[Any]]) -> float:
-    """Return when a task last received a response, or began one of its attempts in flight, whichever was later."""
-    return max(itertools.chain((queue.responded_at for queue in queues), (pending.since for pending in in_flight)))
 
 
 def may_be_local_outage(queues: Collection[Queue[Sent]], without_response: Collection[Queue[Sent]], max_s: float) -> bool:

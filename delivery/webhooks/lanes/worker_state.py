@@ -6,14 +6,13 @@ Runs in the executors. The state can neither be pickled nor survive a fork.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 
 import cachetools
 
 from delivery.registry_model import Revision
 from delivery.webhooks.clocks import driver_clock, own_delay
-from delivery.webhooks.dispatching import endpoint_memory, waiting_budget
+from delivery.webhooks.dispatching import endpoint_memory
 from delivery.webhooks.http import transport
 from delivery.webhooks.lanes import lane_driver, lane_factory, retry_lane, worker_plan
 from delivery.webhooks.results import background_results
@@ -52,7 +51,6 @@ class WorkerState:
             hosts=host_limits.Hosts(plan.limits, clock),
             breakers=cachetools.LRUCache(maxsize=MAX_BREAKERS),
             response_times=cachetools.LRUCache(maxsize=MAX_RESPONSE_TIMES),
-            waiting_budget=waiting_budget.WaitingBudget(math.inf if plan.limits.slices > 1 else waiting_budget.CAPACITY_S),
         )
         """Pace, circuit breaker and response times of each endpoint, and the load of each host, as the process measures it."""
         self._endpoint_clock, self._network = self.thread.run(self._open())

@@ -44,14 +44,14 @@ class _Estimate:
         self._spread_s += (abs(self._mean_s - seconds) - self._spread_s) * self.SPREAD_WEIGHT
         self._mean_s += (seconds - self._mean_s) * self.MEAN_WEIGHT
 
-    def deadline_s(self, max_s: float, margin_s: float = MIN_MARGIN_S) -> float:
-        """Return the mean plus four times the spread, or plus `margin_s` if that is longer; at most `max_s`.
+    def deadline_s(self, max_s: float) -> float:
+        """Return the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer; at most `max_s`.
 
         Before the first response time is recorded, return `max_s`.
         """
         if not self._mean_s:
             return max_s
-        return min(self._mean_s + max(4 * self._spread_s, margin_s), max_s)
+        return min(self._mean_s + max(4 * self._spread_s, MIN_MARGIN_S), max_s)
 
 
 class FirstResponses(_Estimate):
@@ -105,17 +105,16 @@ class ResponseTime(_Estimate):
         """Return True if the mean or the last response time is longer than `max_s`."""
         return self._mean_s > max_s or self._last_s > max_s
 
-    def deadline_s(self, max_s: float, margin_s: float = MIN_MARGIN_S) -> float:
+    def deadline_s(self, max_s: float) -> float:
         """Return the response deadline: seconds to wait for a response, at most `max_s`.
 
-        `margin_s` is MIN_MARGIN_S, or LATE_MARGIN_S while the worker has waited in vain too often (`waiting_budget`).
         1. The mean exceeds `max_s`: 0, because any wait would be in vain.
         2. `is_late`: the mean plus LATE_MARGIN_S, because another task has waited already. If the last response time exceeds
            `max_s`, or there is none: LATE_MARGIN_S.
         3. The endpoint has never responded: the deadline of the worker's FirstResponses.
-        4. Only the last response time exceeds `max_s`: `margin_s`. By case 5 the task would wait all of `max_s`: one response
+        4. Only the last response time exceeds `max_s`: MIN_MARGIN_S. By case 5 the task would wait all of `max_s`: one response
            of 2 s raises the spread of a fast endpoint by 0.5 s, and so the deadline by 2 s.
-        5. Otherwise: the mean plus four times the spread, or plus `margin_s` if that is longer.
+        5. Otherwise: the mean plus four times the spread, or plus MIN_MARGIN_S if that is longer.
         """
         if self._mean_s > max_s:
             return 0.0
@@ -123,8 +122,8 @@ class ResponseTime(_Estimate):
             usual_s = 0.0 if self._last_s > max_s else self._mean_s
             return min(usual_s + LATE_MARGIN_S, max_s)
         if not self._mean_s:
-            return self._first_responses.deadline_s(max_s, margin_s)
-        return min(margin_s, max_s) if self._last_s > max_s else super().deadline_s(max_s, margin_s)
+            return self._first_responses.deadline_s(max_s)
+        return min(MIN_MARGIN_S, max_s) if self._last_s > max_s else super().deadline_s(max_s)
 
 
 ResponseTimes = MutableMapping[EndpointId, ResponseTime]

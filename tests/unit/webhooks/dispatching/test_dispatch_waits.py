@@ -1,6 +1,7 @@
 """A micro-batch with nothing else to do waits for responses within a deadline, and for no quick retry alone."""
 
 import asyncio
+import collections
 
 import pytest
 
@@ -241,3 +242,32 @@ def test_a_response_of_the_usual_time_ends_the_short_wait():
         (1.0, "delivered", None),
         (2.0, "postponed", retry_reasons.UNDER_WAY),
     ]
+
+
+def test_a_handshake_of_a_tenth_of_a_second_moves_no_delivery():
+    """The first responses after a pause take a handshake longer. A wait of 0.02 s beyond the usual time would move all."""
+
+    async def play(worker):
+        kinds = collections.Counter()
+        for _ in range(30):
+            worker.sender.seconds["rare"] = 0.1
+            kinds += (await worker.micro_batch(*fine(), *deliveries(8, "rare")))[1]
+            worker.sender.seconds["rare"] = 0.01
+            for _ in range(3):
+                kinds += (await worker.micro_batch(*fine(), *deliveries(8, "rare")))[1]
+            await asyncio.sleep(60)
+        return {(kind, reason) for _, kind, reason in kinds}, worker.report.late
+
+    assert playing(play, {}, max_in_flight_per_endpoint=2) == ({("delivered", None)}, frozenset())
+
+
+def test_one_slower_response_of_a_hundred_moves_no_delivery():
+    async def play(worker):
+        found = set()
+        for turn in range(500):
+            worker.sender.seconds |= {f"ep{number}": 0.06 if (turn + 5 * number) % 100 == 0 else 0.01 for number in range(20)}
+            _, kinds = await worker.micro_batch(*apart(*(f"ep{number}" for number in range(20))))
+            found |= {(kind, reason) for _, kind, reason in kinds}
+        return found
+
+    assert playing(play, {}) == {("delivered", None)}
