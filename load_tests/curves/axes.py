@@ -105,7 +105,7 @@ AXES = {
             variable="topics",
             values=(1, 10, 100, 500, 2_000),
             label="topics",
-            because="In each micro-batch, Spark plans, fetches and commits every partition with new records by itself.",
+            because="A task fetches the records of all its partitions together. Spark plans and commits each of them.",
         ),
         Axis(
             name="subscriptions",
