@@ -132,7 +132,7 @@ class Delivery(NamedTuple):
 
 
 class SkipReason(enum.StrEnum):
-    """Why a delivery is skipped: it is not attempted, or not attempted again. A closed set: it labels metrics."""
+    """The reason why a delivery is skipped: it is not attempted, or not attempted again. A closed set: it labels metrics."""
 
     SUBSCRIPTION_PAUSED = "subscription_paused"
     QUARANTINED = "quarantined"
@@ -148,7 +148,7 @@ class SkipReason(enum.StrEnum):
 
 
 class LeaveReason(enum.StrEnum):
-    """Why a batch was sent. A closed set: it labels metrics."""
+    """The reason why a batch was sent. A closed set: it labels metrics."""
 
     COUNT = "count"
     BYTES = "bytes"

@@ -203,8 +203,8 @@ class Endpoint:
     """Our origin that the receiver permitted in a handshake. Each request names this origin. None: the receiver has
     permitted no origin."""
     fault: str | None = None
-    """Why the endpoint's row in the registry is unusable, such as a secret that does not open or a refused URL. The endpoint is
-    then quarantined: its deliveries wait in the retry lane. None: the row is usable."""
+    """The reason why the endpoint's row in the registry is unusable, such as a secret that does not open or a refused URL. The
+    endpoint is then quarantined: its deliveries wait in the retry lane. None: the row is usable."""
 
     def as_attempted(self) -> AttemptedEndpoint:
         """Return the endpoint's id and the hash of its URL."""
@@ -241,4 +241,5 @@ class Subscription:
     """An event pattern (see delivery.webhooks.filters.event_pattern), or None for no filter."""
     status: SubscriptionStatus = SubscriptionStatus.ACTIVE
     fault: str | None = None
-    """Why the subscription's row is unusable. Then its due events are skipped as `quarantined`. None: the row is usable."""
+    """The reason why the subscription's row is unusable. Then its due events are skipped as `quarantined`. None: the row is
+    usable."""

@@ -42,7 +42,7 @@ class Facts:
 
     phase: QueryPhase
     pause_reason: str | None
-    """Why the lane is paused; None: it is not paused."""
+    """The reason why the lane is paused; None: it is not paused."""
     lag: int | None
     """Records that wait in Kafka, without those of paused topics; None: unknown."""
     stalled_s: float

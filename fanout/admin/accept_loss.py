@@ -94,10 +94,11 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
             # Without `is_dry`, nothing is left to restore.
             before = paused_topics.restored(spark, folder, checkpoint.positions)
             before = left_out_topics.restored(spark, config, lane, before)
-            if lane == "realtime":  # Spark's last commit is minutes old, and the receipts say what was handled since
-                handled = start_offsets.read(spark, config, folder).next_offsets
+            topics = {*before, *_event_topics(config, scanner, lane)}
+            if lane == "realtime":  # Spark's last commit is minutes old. The offset receipts name the records handled since
+                handled = start_offsets.read(spark, config, folder, of=topics.__contains__).next_offsets
                 before = topic_moves.merged(before, start_offsets.by_topic(handled))
-            extents = scanner.extents({*before, *_event_topics(config, scanner, lane)})
+            extents = scanner.extents(topics)
             scanner.require_visible(before.keys() - {extent.place.topic for extent in extents})
             held: dict[tuple[str, int], losses.OffsetRange] = {
                 extent.place: losses.OffsetRange(extent.low, extent.end) for extent in extents

@@ -47,7 +47,7 @@ class QuotaLooks:
         self._look_timeout_s = look_timeout_s
         self._due_at = 0.0
         self._failure: str | None = None
-        """Why the last check failed; None: it succeeded, or there was none."""
+        """The reason why the last check failed; None: it succeeded, or there was none."""
 
     def run(self, connection: connect.Connection) -> None:
         """Check the quotas if a check is due, and set the metric of reached quotas. Called at each maintenance run.

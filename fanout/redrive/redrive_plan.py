@@ -55,8 +55,8 @@ ANY_REVISION = Revision(2**62)
 whose subscription a worker does not know waits for `snapshot.max_age_s`, or with look-ups for `snapshot.lookup_ttl_s`. Only
 then does the subscription count as deleted."""
 LetterPlace = tuple[Place, int] | int
-"""Where a dead letter is: partition and offset in the dead-letter topic, or its position in the archive. In the archive, two
-dead letters may have one offset, because the dead-letter topic was recreated."""
+"""The location of a dead letter: partition and offset in the dead-letter topic, or its position in the archive. In the archive,
+two dead letters may have one offset, because the dead-letter topic was recreated."""
 
 
 class Delivery(NamedTuple):
@@ -81,7 +81,7 @@ class Newest(NamedTuple):
     batch: str
     """The batch with the event (`batch_of`). Empty: the event was sent alone, or the batch could not be built."""
     fault: str
-    """Why the dead letter cannot be redriven; empty: it can."""
+    """The reason why the dead letter cannot be redriven; empty: it can."""
 
 
 class Redriven:

@@ -4,7 +4,7 @@
 2. The job runs all lanes. When it is warm, its throughput is measured for some seconds.
 3. Busy loops take CPU, and a process allocates and touches much memory. Meanwhile a worker is stopped for 3 s, and the
    JVM makes a full collection.
-4. The disturbance ends. How long until the throughput is back?
+4. The disturbance ends. The scenario measures the seconds until the throughput is back.
 5. All published events arrive. Nothing may be lost, no endpoint suppressed or disabled, and hardly a delivery postponed.
 """
 

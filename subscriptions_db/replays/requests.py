@@ -66,7 +66,7 @@ class ReplayRequest:
     asked: ReplayRange | ReplayOne
     state: ReplayState
     reason: str | None
-    """Why the replay failed. None: it has not failed."""
+    """The reason why the replay failed. None: it has not failed."""
     is_whole: bool
     """False: Kafka may no longer hold some of the requested events."""
     created_at: dt.datetime

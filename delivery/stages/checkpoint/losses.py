@@ -18,7 +18,7 @@ from delivery.stages.checkpoint.offset_log import Positions
 
 
 class LossReason(enum.StrEnum):
-    """Why records are lost to a lane."""
+    """The reason why records are lost to a lane."""
 
     EXPIRED = "expired"
     DELETED = "deleted"

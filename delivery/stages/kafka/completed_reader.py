@@ -108,8 +108,7 @@ def read(work_log: CompletedWork, bounds: ReadBounds = BOUNDS) -> frozenset[comp
         log.warning(
             "not all results since the last commit could be read from the topics %s (%s). The lane continues, and deliveries "
             "whose results were not read may be sent again, with the same webhook-id. A repeated batch with other events has a "
-            "new webhook-id. Check that Kafka answers, and that the job has the right to read these "
-            "topics", _listed(found, work_log), exc,
+            "new webhook-id. Check that Kafka answers, and that the job may read these topics", _listed(found, work_log), exc,
         )  # fmt: skip
     if found.unreadable:
         log.warning(

@@ -55,8 +55,9 @@ def _poll(config: settings.Settings, lane: str, lane_watch: health.Watch, stop: 
             waiting = by_topic(known, _ends(admin, known, kafka_clients.isolation_level(config.kafka), may_be_gone=paused))
         except Exception as exc:  # noqa: BLE001  # the thread must survive, or the probes would judge by old facts
             log.warning(
-                "the lag of `%s` could not be read from Kafka (%s). Its work continues where Kafka answers, and a retry "
-                "follows in %g s. If this is logged again, check the brokers, and that this process may describe its topics",
+                "the lag of `%s` could not be read from Kafka (%s). Lanes and archive continue where Kafka answers, and a "
+                "retry follows in %g s. If this is logged again, check the brokers, and that this process may describe its "
+                "topics",
                 lane, exc, interval_s,
             )  # fmt: skip
             metrics.SOURCE_UP.labels(lane).set(0)

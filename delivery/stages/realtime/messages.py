@@ -49,7 +49,7 @@ class TaskReport:
     """The number of the task in its stage."""
     state: TaskState = TaskState.RUNNING
     failure: str = ""
-    """Why the task fails: class and text of the error. Empty in any state but FAILED."""
+    """The reason why the task fails: class and text of the error. Empty in any state but FAILED."""
     known: Known = field(default_factory=Known)
     """The version of the registry that the worker process of the task has."""
     counters: Counters = field(default_factory=Counters)

@@ -61,11 +61,11 @@ def refusal(found: Mapping[str, int], slots: int, for_others: int) -> str | None
         return None
     others = f", and {for_others} for the other lanes" if for_others else ""
     # The chart gives the other lanes half of the cores, unless config.spark.parallelism is set.
-    cores, but = (2 * wanted, ", and leave out config.spark.parallelism") if for_others else (wanted, "")
+    cores, advice = (2 * wanted, ", and leave out config.spark.parallelism") if for_others else (wanted, "")
     return (
         f"the real-time lane needs {needed} slots: one for each of {wanted} partitions of {len(found)} topics{others}. Spark "
         f"has {slots}. On one machine, set spark.master to local[{needed},4]. With executors, have {needed} "
-        f"cores. In the chart, give drivers.NAME.executors at least {cores} cores in all at the start{but}. Or let "
+        f"cores. In the chart, give drivers.NAME.executors at least {cores} cores in all at the start{advice}. Or let "
         "source.realtime_pattern match fewer topics"
     )
 

@@ -45,7 +45,7 @@ class Load:
     has_no_topics: bool = False
     """True if the lane is known to have no topic. Then `lag` is None."""
     pause_reason: str | None = None
-    """Why the lane is paused; None: the lane is not paused."""
+    """The reason why the lane is paused; None: the lane is not paused."""
     is_source_up: bool = True
     """True if Kafka answered."""
 

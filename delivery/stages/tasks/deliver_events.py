@@ -58,7 +58,7 @@ def deliver(
 class DeliverAssignment:
     """The function of each task: read and deliver records, write the results, yield no rows.
 
-    It is called with the number of the task, which is the number of the task's assignment.
+    Each task calls the function with its own number, which is also the number of the task's assignment.
     """
 
     assignments: Sequence[Sequence[RecordRange]]

@@ -15,7 +15,11 @@ from delivery.webhooks.scheduling.endpoint_clock import Countdown
 
 
 class Phase(enum.Enum):
-    """How far a task has come. The phase decides if the dispatcher queues, defers or drops a delivery that has to wait."""
+    """The phases of a task.
+
+    In the first three phases the dispatcher queues a delivery. In CLOSING it defers the delivery to the retry lane. In FAILED
+    and ABANDONED it drops the delivery, because Spark runs the task again, or the task has ended.
+    """
 
     READING = enum.auto()
     """The lane submits deliveries."""

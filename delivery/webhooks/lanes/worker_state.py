@@ -154,7 +154,7 @@ class WorkerState:
         A slice is the records of one second in the real-time lane. Called in the event loop. The state has three parts:
         1. The own delay since the last call: the seconds in which this process waited for CPU or memory.
         2. The number of requests since the last call that waited for the limits of their host.
-        3. How far this worker's clock is ahead of the driver's.
+        3. The seconds by which this worker's clock is ahead of the driver's clock.
         `results.accepting` keeps only the endpoints that are to be reported to the retry lane now (health hints). If
         `results.reach` shows that our own network is broken, forget all circuit breakers.
         """

@@ -49,7 +49,8 @@ class LeaseReport:
         self.results = Results()
         """Results that are written with the report."""
         self.pause_reason: str | None = None
-        """Why all entries are requeued without an attempt, such as `endpoint_paused`. None: each entry has its own decision."""
+        """The reason why all entries are requeued without an attempt, such as `endpoint_paused`. None: each entry has its own
+        decision."""
         self._accepted = Results()
         self._requeued: list[retry_messages.Requeue] = []
         self._delivered = self._failed = self._poison = self._refused = 0  # numbers of entries; `_failed` includes `_poison`

@@ -89,7 +89,7 @@ class Triage(NamedTuple):
     """The decisions about a lease before its attempts."""
 
     pause_reason: str | None
-    """Why nothing of the lease is attempted, such as `endpoint_paused`. None: the entries may be attempted."""
+    """The reason why nothing of the lease is attempted, such as `endpoint_paused`. None: the entries may be attempted."""
     decisions: list[Decision]
     """One decision per entry, in the order of the entries."""
 

@@ -100,8 +100,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     customer_id: CustomerId
     """Owner of the endpoint."""
     reason: str | None
-    """Why the delivery was given up: the error class of the last attempt, `rejected_by_endpoint`, or the cause that prevented a
-    further attempt, such as `expired`."""
+    """The reason why the delivery was given up: the error class of the last attempt, `rejected_by_endpoint`, or the cause that
+    prevented a further attempt, such as `expired`."""
     dead_lettered_at_ms: int
     """When the delivery was given up."""
     url_origin: str = ""

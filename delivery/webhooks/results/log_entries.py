@@ -135,7 +135,7 @@ class BatchEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field=
     webhook_id: str
     """The `webhook-id` of the batch. Empty: the batch could not be made."""
     left_by: str
-    """Why the events became a batch: a LeaveReason."""
+    """The reason why the events became a batch: a LeaveReason."""
     count: int
     """Number of events."""
     oldest_appended_at_ms: int

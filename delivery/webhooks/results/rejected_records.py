@@ -20,7 +20,7 @@ class RejectedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """
 
     reason: str
-    """Why the record was rejected: a word of a closed set, such as `not_json` or `unknown_tenant`."""
+    """The reason why the record was rejected: a word of a closed set, such as `not_json` or `unknown_tenant`."""
     detail: str
     """Details of the reason, for a person, cut after 1,000 characters."""
     topic: str

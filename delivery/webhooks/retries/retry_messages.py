@@ -43,7 +43,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     subscription_places: list[int]
     """For each event the place in `subscriptions`, from 0. Empty where there is one subscription."""
     left_by: LeaveReason | None
-    """Why the events became a batch: a LeaveReason. Null: the entry is a delivery in direct mode."""
+    """The reason why the events became a batch: a LeaveReason. Null: the entry is a delivery in direct mode."""
     again_at_ms: int
     """Earliest time of the next attempt."""
     since_ms: int
@@ -51,7 +51,7 @@ class RetryEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     expires_ms: int
     """Earliest time at which the entry is given up, for whatever reason it waits."""
     reason: str
-    """Why the entry waits: a word of `delivery.webhooks.policy.retry_reasons`, an error class, or `unforeseen`."""
+    """The reason why the entry waits: a word of `delivery.webhooks.policy.retry_reasons`, an error class, or `unforeseen`."""
     retries: int = 0
     """Number of waits of the endpoint's schedule that are used up."""
     attempts: int = 0
@@ -131,7 +131,7 @@ class Requeue(msgspec.Struct, array_like=True, frozen=True, gc=False):
     next_attempt: NextAttempt
     """Time of the entry's next attempt, and how many waits of the endpoint's schedule are used up."""
     reason: str
-    """Why the entry waits again: a word of `delivery.webhooks.policy.retry_reasons`, an error class, or `unforeseen`."""
+    """Reason why the entry waits again: a word of `delivery.webhooks.policy.retry_reasons`, an error class, or `unforeseen`."""
     attempts: tuple[Attempt, ...] = ()
     """The entry's attempts in this lease."""
 
@@ -212,7 +212,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False, tag="report
     failed: int
     """Number of attempts whose failure shows that the endpoint is unhealthy."""
     blocked: str | None
-    """Why no entry was attempted, such as `endpoint_paused`: a word of `window.BLOCKED`. Null: the endpoint is not blocked."""
+    """Reason for no attempt, such as `endpoint_paused`: a word of `window.BLOCKED`. Null: the endpoint is not blocked."""
     retry_after_s: float | None
     """Longest time for which a response asked to wait. Null: none asked."""
     requeued: list[Requeue]
@@ -262,9 +262,9 @@ class Lease(msgspec.Struct, array_like=True, frozen=True, gc=False):
     number: int
     """Number of the lease in its shard, which its report names. 0: no report is expected, because `given_up` is set."""
     given_up: str | None
-    """Why the entries end without an attempt. None: the entries are attempted. With NO_ROOM or EXPIRED of `retry_reasons`, the
-    entries become dead letters for this reason, except events that are skipped, for example because their subscription was
-    deleted or paused. With SkipReason.BROUGHT_FORWARD, all entries are skipped."""
+    """The reason why the entries end without an attempt. None: the entries are attempted. With NO_ROOM or EXPIRED of
+    `retry_reasons`, the entries become dead letters for this reason, except events that are skipped, for example because their
+    subscription was deleted or paused. With SkipReason.BROUGHT_FORWARD, all entries are skipped."""
     entries: list[RetryEntry]
     is_probe: bool = False
     """True if the endpoint's last report had only failures, or if the endpoint has not recovered from a back-off

@@ -37,7 +37,7 @@ class Rule(enum.StrEnum):
 
 
 class Explanation(NamedTuple):
-    """Whether an event is due to one subscription, and the reason."""
+    """The verdict on one subscription: True if an event is due to it, and the reason."""
 
     is_due: bool
     """True also if the due event would be skipped or would wait. `rule` distinguishes these cases."""

@@ -48,7 +48,7 @@ class Rejection:
 
     record: Record
     reason: str
-    """Why the record is rejected: a word of a closed set (RejectedRecord.reason)."""
+    """The reason why the record is rejected: a word of a closed set (RejectedRecord.reason)."""
     detail: str
     """Details of the reason, for a person."""
     is_only_copy: bool = False

@@ -39,7 +39,7 @@ _FORM = re.compile(r"(fk_[a-z2-7]{12})_[A-Za-z0-9_-]{43}")
 
 
 class KeyState(enum.StrEnum):
-    """Whether an API key is valid: active or expiring, or no longer valid: expired or revoked."""
+    """The state of an API key. An active or expiring key is valid. An expired or revoked key is not."""
 
     ACTIVE = "active"
     EXPIRING = "expiring"

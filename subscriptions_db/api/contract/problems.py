@@ -46,7 +46,7 @@ class FieldError(described.DescribedModel):
 
 
 class Problem(described.DescribedModel):
-    """Why a request was refused (RFC 9457)."""
+    """The reason why a request was refused (RFC 9457)."""
 
     type: str
     """A URI that leads to the description of `code`. A path is relative to the API."""

@@ -196,7 +196,7 @@ class Endpoint(described.DescribedModel):
     permitted_at: dt.datetime | None
     """When the receiver permitted deliveries. Null: it has not."""
     disabled_reason: str | None
-    """Why the endpoint is disabled. Null: it is not disabled, or no reason was given."""
+    """The reason why the endpoint is disabled. Null: it is not disabled, or no reason was given."""
     disabled_at: dt.datetime | None
     """When the endpoint was disabled. Null: it is not disabled."""
     description: str
@@ -252,7 +252,7 @@ class DisableEndpoint(parts.ManifestPart):
     """A request to disable an endpoint."""
 
     reason: str = Field(min_length=1, max_length=500)
-    """Why the endpoint is disabled, for people."""
+    """The reason why the endpoint is disabled, for people."""
 
 
 class NewSubscription(manifest.SubscriptionFields):
@@ -315,7 +315,8 @@ class RegisteredSubscription(Subscription):
     """A created or changed subscription."""
 
     warnings: list[LintWarning]
-    """Why the subscription may match no event. With `?strict=true`, the API refuses a subscription that would get a warning."""
+    """The reason why the subscription may match no event. With `?strict=true`, the API refuses a subscription that would get a
+    warning."""
 
 
 _READ_ONLY = ("disabled_reason", "disabled_at", "awaits_permission", "permitted_origin", "permitted_per_minute", "permitted_at",

@@ -64,7 +64,8 @@ class Attempt(expansion.Expandable):
     error_class: str | None
     """The kind of the failure. Null: the endpoint accepted the request."""
     detail: str
-    """Why no response arrived, for people. Empty: a response arrived, and `status` and `error_class` say the result."""
+    """The reason why no response arrived, for people. Empty: a response arrived, and `status` and `error_class` say the
+    result."""
     response_headers: dict[str, str]
     """Headers of the response, by name in lower case, at most 1 KiB. Only names of a fixed list are kept, such as
     `content-type`, and values that look like credentials are `***`. Empty: no response arrived, it had no such header, or the

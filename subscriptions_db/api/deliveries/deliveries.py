@@ -60,8 +60,8 @@ class Delivery(expansion.Expandable):
     status: DeliveryStatus
     """The present status."""
     reason: str | None
-    """Why the delivery has not arrived. With a dead letter: the reason of the newest one. Without a dead letter: the error
-    class of the newest attempt, or the reason for no attempt. Null: the delivery has arrived."""
+    """The reason why the delivery has not arrived. With a dead letter: the reason of the newest one. Without a dead letter: the
+    error class of the newest attempt, or the reason for no attempt. Null: the delivery has arrived."""
     began_at: dt.datetime
     """Time of the first record: the first attempt, or an earlier outcome without an attempt."""
     newest_at: dt.datetime

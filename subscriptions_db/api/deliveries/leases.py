@@ -86,7 +86,7 @@ class RefusedReceipt(described.DescribedModel):
     index: int
     """The place of the text in `receipts`; the first is 0."""
     problem: str
-    """Why the text is no receipt handle."""
+    """The reason why the text is no receipt handle."""
 
 
 class SettledReceipt(described.DescribedModel):

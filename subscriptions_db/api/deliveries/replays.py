@@ -57,7 +57,8 @@ class Replay(expansion.Expandable):
     state: ReplayState
     """`done`: every delivery is enqueued in the retry lane. The outcomes of the deliveries are still counted."""
     reason: str | None
-    """Why the replay failed: `endpoint_deleted`, `event_gone` or `attempts_not_archived`. Null: it has not failed."""
+    """The reason why the replay failed: `endpoint_deleted`, `event_gone` or `attempts_not_archived`. Null: it has not
+    failed."""
     is_whole: bool
     """False: Kafka may no longer hold some of the requested events."""
     created_at: dt.datetime

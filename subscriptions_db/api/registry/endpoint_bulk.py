@@ -92,7 +92,7 @@ class ChangedEndpoint(described.DescribedModel):
     result: BulkResult
     """The result of the action. In a dry run: the result without `dry_run`."""
     detail: str = ""
-    """Why the endpoint was refused or not found, for people. Empty for other results."""
+    """The reason why the endpoint was refused or not found, for people. Empty for other results."""
     rotated: schemas.RotatedSecret | None = None
     """The new signing secret, shown once. Null in a dry run, for other actions and other results than `changed`, and in the
     repeated answer for an `Idempotency-Key`."""

@@ -55,7 +55,7 @@ class SchemaViolation(described.DescribedModel):
     field: str
     """The path of the field in the payload."""
     problem: str
-    """How the field violates the schema; or why the payload could not be checked."""
+    """The violation of the schema by the field, or the reason why the payload could not be checked."""
 
 
 class CatalogueEntry(described.DescribedModel):

@@ -26,7 +26,7 @@ class ValidationResult(described.DescribedModel):
     permitted_per_minute: int | None
     """The permitted requests a minute. Null: any number, or the state is not `permitted`."""
     reason: str
-    """Why `state` is not `permitted`, for people. Empty: it is `permitted`."""
+    """The reason why `state` is not `permitted`, for people. Empty: it is `permitted`."""
 
 
 class PermitResult(described.DescribedModel):

@@ -86,7 +86,7 @@ class TestResult(described.DescribedModel):
     error_class: str | None
     """The error class of the attempt. Null: the endpoint accepted the event."""
     detail: str
-    """Why no response arrived, for people. Empty: a response arrived."""
+    """The reason why no response arrived, for people. Empty: a response arrived."""
     response: str
     """The beginning of the response body. Empty: no response arrived, or it had no body."""
     duration_ms: float

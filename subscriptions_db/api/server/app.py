@@ -236,7 +236,7 @@ class Api:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, or answer 503 after its timeout. Count it as in flight until the answer is known, not yet sent."""
+        """Answer a request, or answer 503 after its timeout. The request counts as in flight until its answer is known."""
         self._in_flight += 1
         try:
             response = await self._answered(request, handler)

@@ -39,7 +39,7 @@ class FoundAttempts(NamedTuple):
 
     attempts: list[AttemptRow]
     further: RecordPosition | None
-    """Where the next page in the same order begins; None if all records were examined."""
+    """The position at which the next page in the same order begins; None if all records were examined."""
     places: Sequence[RecordPosition] = ()
     """The position of each attempt."""
 

@@ -44,8 +44,8 @@ class ConsumerState:
     """The position up to which the consumer has read. Polls lease only later dead letters for the first time."""
     created_at: dt.datetime
     unacknowledged: int
-    """Dead letters that were leased and not acked yet, also nacked ones and ones with an expired lease. Parked ones do not
-    count."""
+    """Dead letters that were leased and not acked yet. Nacked dead letters count, and so do dead letters whose lease has
+    expired. Parked dead letters do not count."""
     max_receives: int | None
     """Number of leases without an ack after which a dead letter is parked. None: never."""
 

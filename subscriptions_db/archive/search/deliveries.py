@@ -70,8 +70,8 @@ class DeliverySummary:
     """Time of the record that decides the status."""
     status: DeliveryStatus
     reason: str | None
-    """Why the delivery has not arrived: the reason of its newest dead letter. Without a dead letter: the error class of the
-    newest attempt, or the reason for no attempt. None: the endpoint has accepted it."""
+    """The reason why the delivery has not arrived: the reason of its newest dead letter. Without a dead letter: the error class
+    of the newest attempt, or the reason for no attempt. None: the endpoint has accepted it."""
     attempts: int
     """Attempts among the newest MAX_OF_ONE records."""
     dead_letters: int
@@ -86,7 +86,7 @@ class FoundDeliveries(NamedTuple):
 
     deliveries: Sequence[DeliverySummary]
     further: RecordPosition | None
-    """Where the next page in the same order begins; None if all records were examined."""
+    """The position at which the next page in the same order begins; None if all records were examined."""
     places: Sequence[RecordPosition] = ()
     """The position of each delivery's first record."""
 

@@ -30,7 +30,7 @@ class FoundRows(NamedTuple):
     places: tuple[RecordPosition, ...]
     """The position of each row's record."""
     further: RecordPosition | None
-    """Where the next page in the same order begins; None if all records were examined."""
+    """The position at which the next page in the same order begins; None if all records were examined."""
 
 
 class Total(NamedTuple):

@@ -36,7 +36,7 @@ def test_turns_of_ended_replays_are_forgotten():
     assert (turns._of_replays, turns._of_customers) == ({}, {})
 
 
-def test_a_customer_waits_not_for_others_that_come_back_again_and_again():
+def test_a_customer_does_not_wait_for_others_that_come_back_again_and_again():
     """Regression: a replay with `archive.replay_max_pending` deliveries is missing for a time, and then came first again."""
     turns, found = ReplayTurns(), []
     for _ in range(6):  # each step has time for one chunk, and its replay is missing in the next step
