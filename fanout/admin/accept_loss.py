@@ -20,7 +20,6 @@ from delivery.stages.checkpoint import left_out_topics, losses, offset_log, paus
 from delivery.stages.checkpoint_lock import lock
 from delivery.stages.kafka import completed_reader, topic_source
 from delivery.stages.lanes import session
-from delivery.stages.realtime import start_offsets, topic_moves
 from fanout.kafka import topic_scanner
 from subscriptions_db.postgres import audit_entries, connect
 
@@ -94,11 +93,7 @@ def _examine(config: settings.Settings, spark: SparkSession, lanes: Collection[s
             # Without `is_dry`, nothing is left to restore.
             before = paused_topics.restored(spark, folder, checkpoint.positions)
             before = left_out_topics.restored(spark, config, lane, before)
-            topics = {*before, *_event_topics(config, scanner, lane)}
-            if lane == "realtime":  # Spark's last commit is minutes old. The offset receipts name the records handled since
-                handled = start_offsets.read(spark, config, folder, of=topics.__contains__).next_offsets
-                before = topic_moves.merged(before, start_offsets.by_topic(handled))
-            extents = scanner.extents(topics)
+            extents = scanner.extents({*before, *_event_topics(config, scanner, lane)})
             scanner.require_visible(before.keys() - {extent.place.topic for extent in extents})
             held: dict[tuple[str, int], losses.OffsetRange] = {
                 extent.place: losses.OffsetRange(extent.low, extent.end) for extent in extents

@@ -12,7 +12,6 @@ from delivery.stages.checkpoint import losses, offset_log, paused_topics, recove
 from delivery.stages.checkpoint_lock import lock
 from delivery.stages.kafka import completed_reader
 from delivery.stages.lanes import session
-from delivery.stages.realtime import start_offsets
 from fanout.admin import accept_loss
 from fanout.kafka import topic_scanner
 from fanout.kafka.places import Place
@@ -131,21 +130,6 @@ def test_a_topic_that_the_pattern_had_left_out_is_no_loss_before_its_position(fi
     monkeypatch.setattr(connect, "connect", lambda _: contextlib.nullcontext())
     assert accept_loss.accept(CONFIG, None, ["direct"], is_dry=False) == []
     assert files == {"/c/direct/offsets/7": OFFSETS}
-
-
-@pytest.mark.parametrize("pattern", ["framed", "other"], ids=["a topic of the lane", "a topic that the lane gives up"])
-@pytest.mark.parametrize(("handled_up_to", "lost"), [(4, None), (3, (3, 3))], ids=["all are handled", "all but the last"])
-def test_records_that_a_receipt_of_the_real_time_lane_names_are_no_loss(files, monkeypatch, pattern, handled_up_to, lost):
-    """Regression: the checkpoint is minutes old. Records that were handled and then expired counted as lost."""
-    config = settings.Settings.model_validate({"spark": {"checkpoint": "/c"}, "source": {"realtime_pattern": pattern}})
-    files["/c/realtime/offsets/7"] = f'v1\n{{}}\n{{"{TOPIC}":{{"0":2}}}}'
-
-    def read(*_, of):
-        return start_offsets.StartOffsets({Place(TOPIC, 0): handled_up_to} if of(TOPIC) else {}, frozenset())
-
-    monkeypatch.setattr(start_offsets, "read", read)
-    found = accept_loss.accept(config, None, ["realtime"], is_dry=True)
-    assert [(each.lane, each.loss.first, each.loss.last) for each in found] == ([("realtime", *lost)] if lost else [])
 
 
 @pytest.mark.parametrize(("position", "is_set"), [(20, True), (2, False)], ids=["ends before", "expired"])
